@@ -1,0 +1,34 @@
+# Two commands do everything on a fresh machine: make demo, make test.
+PYTHON ?= $(shell command -v python3.11 || echo python3)
+VENV := .venv
+BIN := $(VENV)/bin
+DEMO ?= runs/demo
+
+.PHONY: setup demo test lint types clean
+
+setup: $(VENV)/ready
+
+$(VENV)/ready: constraints.txt pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt hatchling editables
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-build-isolation --editable '.[dev]'
+	touch $@
+
+demo: setup
+	$(BIN)/behaviortrace models pull smollm2
+	$(BIN)/behaviortrace run smollm2-quick --out $(DEMO) $(if $(wildcard $(DEMO)/manifest.json),--resume)
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: setup
+	$(BIN)/mypy
+
+test: lint types
+	$(BIN)/behaviortrace models pull smollm2
+	$(BIN)/python -m pytest --cov=behaviortrace --cov-report=term --cov-fail-under=90
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .coverage

@@ -1,0 +1,228 @@
+"""The engine: rows' gradients of one forward and backward, whatever drives them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from types import SimpleNamespace, TracebackType
+from typing import Any
+
+import numpy as np
+import torch
+import trl.trainer.utils as trl_utils
+from torch import nn
+
+from behaviortrace.capture.head import RowLogProb, TiedGather
+from behaviortrace.capture.layout import Layout, Slot
+from behaviortrace.capture.sinks import RowSink
+from behaviortrace.capture.taps import EmbeddingRule, Rule, rule_for, tapped
+from behaviortrace.errors import BehaviorTraceError
+
+_CONSTANT = 1e-6  # spread of a row's token weights, relative, below which they count as equal
+
+
+@dataclass(frozen=True)
+class RowBatch:
+    """What one armed forward and backward told about its rows.
+
+    Attributes:
+        plain: whether the sink saw plain gradients (of minus the mean token log-probability); if
+            not, it saw each row's share of the loss's own gradient.
+        weight: (rows,) update gradient = weight x what the sink saw.
+        norm: (rows,) exact L2 norm of what the sink saw.
+        logps: (rows, positions) log-probabilities where the loss looks, or None.
+        tokens: (rows,) positions under the mask, or None without a mask.
+    """
+
+    plain: bool
+    weight: np.ndarray
+    norm: np.ndarray
+    logps: torch.Tensor | None
+    tokens: np.ndarray | None
+
+
+class RowGradients:
+    """Splits every trainable parameter's gradient into rows, inside the backward that trains.
+
+    Args:
+        model: the model that trains; PEFT models count their trainable parameters only.
+        sink: where rows' gradients go.
+        allow_uncovered: names of trainable parameters that may go without capture.
+
+    Raises:
+        BehaviorTraceError: a trainable parameter that no rule covers, by name.
+
+    Use as a context manager; within it, arm, run forward and backward, disarm.
+    """
+
+    def __init__(
+        self, model: nn.Module, sink: RowSink, allow_uncovered: Collection[str] = ()
+    ) -> None:
+        self.model, self.sink = model, sink
+        self.layout = Layout(model)
+        self.armed = False
+        self.mask: torch.Tensor | None = None
+        self._unit = self._plain = False
+        self._logps: torch.Tensor | None = None
+        self._inputs: dict[str, torch.Tensor] = {}
+        self._tied: dict[str, TiedGather] = {}
+        self._rules = self._plan(allow_uncovered)
+
+    def _plan(self, allowed: Collection[str]) -> list[Rule]:
+        rules, covered = [], set()
+        for name, module in self.model.named_modules():
+            names = [n for n, p in module._parameters.items() if p is not None and p.requires_grad]
+            if names and (rule := rule_for(module, name, names)) is not None:
+                rules.append(rule)
+                covered |= {id(module._parameters[n]) for n in names}
+        self.uncovered = [
+            slot.name
+            for slot, parameter in zip(self.layout.slots, self.layout.parameters, strict=True)
+            if id(parameter) not in covered
+        ]
+        missing = [name for name in self.uncovered if name not in allowed]
+        if missing:
+            raise BehaviorTraceError(
+                f"no capture rule covers the trainable parameter {missing[0]!r}"
+                f"{f' and {len(missing) - 1} more' if len(missing) > 1 else ''}; freeze it or pass "
+                "allow_uncovered=[...] to train without its gradient being recorded"
+            )
+        if not self.layout.slots:
+            raise BehaviorTraceError("the model has no trainable parameter; nothing to capture")
+        return rules
+
+    def __enter__(self) -> RowGradients:
+        self._kept = [(r.module, r.module.__dict__.get("forward")) for r in self._rules]
+        for rule in self._rules:
+            rule.module.forward = tapped(rule, self, rule.module.forward)
+        self._head = trl_utils._ChunkedLogProbFunction
+        trl_utils._ChunkedLogProbFunction = SimpleNamespace(apply=self._apply_head)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        trl_utils._ChunkedLogProbFunction = self._head
+        for module, forward in self._kept:
+            if forward is None:
+                del module.__dict__["forward"]
+            else:
+                module.__dict__["forward"] = forward
+        self.armed = False
+
+    def _apply_head(self, hidden: torch.Tensor, weight: torch.Tensor, *rest: Any) -> Any:
+        if self.armed and torch.is_grad_enabled():
+            return RowLogProb.apply(self, hidden, weight, *rest)
+        return self._head.apply(hidden, weight, *rest)
+
+    def arm(self, rows: int, mask: torch.Tensor | None = None, *, unit: bool = True) -> None:
+        """Expect one forward and backward over so many rows.
+
+        Args:
+            rows: size of the first axis of every module's input.
+            mask: (rows, positions) loss mask over the last label positions; without it all count.
+            unit: send plain gradients through the backward where the loss allows it.
+        """
+        self.sink.begin(rows, next(self.model.parameters()).device)
+        self.mask, self._unit, self._plain = mask, unit and not self.uncovered, False
+        self._logps = None
+        self._inputs, self._tied = {}, {}
+        self.armed = True
+
+    def disarm(self) -> RowBatch:
+        """End the micro-batch; the sink holds its rows."""
+        self.armed = False
+        tokens = None if self.mask is None else self.mask.sum(1).long().cpu().numpy()
+        return RowBatch(
+            plain=self._plain,
+            weight=self.sink.weight.double().cpu().numpy(),
+            norm=self.sink.squares.clamp(min=0).sqrt().cpu().numpy(),
+            logps=self._logps,
+            tokens=tokens,
+        )
+
+    # What rules and the head ask of the engine.
+
+    def slot(self, module: nn.Module, name: str) -> Slot:
+        """The slot of a module's parameter."""
+        return self.parameter_slot(module._parameters[name])
+
+    def parameter_slot(self, parameter: torch.Tensor | None) -> Slot:
+        """The slot of a parameter that requires a gradient."""
+        slot = self.layout.slot(parameter)  # type: ignore[arg-type]  # None has no slot
+        if slot is None:
+            raise RuntimeError("a weight outside the model's trainable parameters asked for a slot")
+        return slot
+
+    def note_input(self, rule: Rule, x: torch.Tensor) -> None:
+        """Remember a tied embedding's input ids until the head's backward."""
+        if isinstance(rule, EmbeddingRule):
+            self._inputs[self.slot(rule.module, "weight").name] = rule.ids(x)
+
+    def head_positions(self, hidden: torch.Tensor) -> torch.Tensor:
+        """(rows, positions) flat indices into the head's input where the loss may look, or -1."""
+        rows, total = self.sink.rows, hidden.shape[0]
+        if trl_utils._use_triton(hidden.device):
+            if self.mask is None:
+                raise RuntimeError("the compacted LM head needs the loss mask to tell rows apart")
+            kept = self.mask.bool()
+            where = torch.full(kept.shape, -1, dtype=torch.long, device=hidden.device)
+            if int(kept.sum()) != total:
+                raise RuntimeError(
+                    f"the LM head saw {total} positions where the loss mask has {int(kept.sum())}"
+                )
+            where[kept] = torch.arange(total, device=hidden.device)
+            return where
+        if total % rows:
+            raise RuntimeError(f"the LM head saw {total} positions, not a multiple of {rows} rows")
+        length = total // rows
+        used = length if self.mask is None else min(length, self.mask.shape[1])
+        first = torch.arange(rows, device=hidden.device)[:, None] * length + length - used
+        return first + torch.arange(used, device=hidden.device)
+
+    def saw_logprobs(self, logps: torch.Tensor) -> None:
+        """Keep the forward's log-probabilities at :meth:`head_positions`."""
+        self._logps = logps
+
+    def settle_weights(
+        self, grad_logp: torch.Tensor | None, grad_entropy: torch.Tensor | None
+    ) -> torch.Tensor | None:
+        """Choose what flows upstream: plain gradients if the loss is row weight x plain objective.
+
+        Args:
+            grad_logp: (rows, positions) gradient of the loss by log-probability, or None.
+            grad_entropy: likewise by entropy.
+
+        Returns:
+            The gradient to send upstream, in the shape of ``grad_logp``.
+        """
+        mask = self.mask
+        if not self._unit or mask is None or grad_logp is None or grad_entropy is not None:
+            return grad_logp
+        mask = mask.to(grad_logp)
+        count = mask.sum(1).clamp(min=1)
+        mean = (grad_logp * mask).sum(1) / count
+        spread = (grad_logp - mean[:, None] * mask).abs().amax(1)
+        if bool((spread > _CONSTANT * mean.abs()).any()):
+            return grad_logp
+        self._plain = True
+        self.sink.weight = -mean * count
+        return -mask / count[:, None]
+
+    def tied_gather(self, slot: Slot | None, shape: torch.Size) -> TiedGather:
+        """Collector of the head's gradient at input tokens, if its weight is tied."""
+        ids = None if slot is None else self._inputs.get(slot.name)
+        gather = TiedGather(ids, shape[0], shape[1])
+        if slot is not None and ids is not None:
+            self._tied[slot.name] = gather
+        return gather
+
+    def add_tied_cross_term(self, slot: Slot, ids: torch.Tensor, gy: torch.Tensor) -> None:
+        """Twice the inner product of a tied weight's two uses, into the squared norms."""
+        gather = self._tied.get(slot.name)
+        if gather is not None and gather.gradient is not None:
+            both = (gather.gradient * gy).sum(2) * (ids >= 0)
+            self.sink.squares += 2 * both.sum(1).double()

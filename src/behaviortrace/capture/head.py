@@ -1,0 +1,177 @@
+"""Row gradients of TRL's fused LM head, which multiplies by the weight without running a module.
+
+TRL trains through ``ChunkedLogProbFunction``: log-probabilities of ``hidden @ weight.T`` without
+materialising logits. Module hooks never see it. Here its forward is kept, and its backward is
+replaced by one that keeps rows apart, skips positions no loss looks at, and, where the loss is a
+row weight times the mean log-probability, sends the *plain* gradient upstream; the row weights are
+put back when rows are summed.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from trl.kernels import ChunkedLogProbFunction
+
+if TYPE_CHECKING:
+    from behaviortrace.capture.engine import RowGradients
+
+_VOCABULARY_CHUNK = 4096
+
+
+class RowLogProb(torch.autograd.Function):
+    """TRL's fused log-probabilities with a backward that keeps rows apart."""
+
+    @staticmethod
+    def forward(ctx: Any, engine: RowGradients, hidden: torch.Tensor, *rest: Any) -> Any:
+        """As ``ChunkedLogProbFunction.forward``, with the engine put before its arguments."""
+        outputs = ChunkedLogProbFunction.forward(ctx, hidden, *rest)
+        ctx.engine = engine
+        ctx.where = engine.head_positions(hidden)
+        engine.saw_logprobs(outputs[0].detach()[ctx.where.clamp(min=0)])
+        return outputs
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor | None) -> Any:
+        """Gradients of hidden, weight and bias; rows go to the engine's sink on the way."""
+        hidden, weight, bias, targets, log_z, entropy = ctx.saved_tensors
+        engine, where = ctx.engine, ctx.where
+        at = where.clamp(min=0)
+
+        def rows(flat: torch.Tensor | None) -> torch.Tensor | None:
+            return None if flat is None else flat.float()[at].masked_fill(where < 0, 0.0)
+
+        grad_logp, grad_entropy = rows(grads[0]), rows(grads[1])
+        grad_logp = engine.settle_weights(grad_logp, grad_entropy)
+        tile = _LogitGradient(ctx, hidden[at], targets[at], log_z[at], entropy[at])
+        _, needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:4]
+        slot = engine.parameter_slot(weight) if needs_weight else None
+        tied = engine.tied_gather(slot, where.shape)
+        grad_hidden = torch.zeros(*where.shape, hidden.shape[1], device=hidden.device)
+        grad_weight, grad_bias = [], []
+        for start in range(0, weight.shape[0], _VOCABULARY_CHUNK):
+            end = min(start + _VOCABULARY_CHUNK, weight.shape[0])
+            part = None if bias is None else bias[start:end]
+            logits = tile(weight[start:end], part, start, grad_logp, grad_entropy)
+            if needs_hidden:
+                grad_hidden += logits @ weight[start:end].to(ctx.compute_dtype).float()
+            if slot is not None:
+                first = start * weight.shape[1]
+                grad_weight.append(engine.sink.outer(slot, logits, tile.hidden32, first))
+                tied.add(logits, start)
+            if needs_bias:
+                grad_bias.append(logits.sum(1))
+        tied.finish(tile.hidden32)
+        return (
+            None,
+            _scattered(grad_hidden, where, hidden) if needs_hidden else None,
+            _joined(grad_weight, weight) if slot is not None else None,
+            engine.sink.dense(engine.parameter_slot(bias), torch.cat(grad_bias, 1)).to(bias.dtype)
+            if needs_bias
+            else None,
+            *[None] * 6,
+        )
+
+
+def _joined(parts: list[torch.Tensor | None], weight: torch.Tensor) -> torch.Tensor | None:
+    wanted = [part for part in parts if part is not None]
+    return torch.cat(wanted).to(weight.dtype) if wanted else None
+
+
+def _scattered(rows: torch.Tensor, where: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """Gradients (rows, positions, width) put back at their flat positions."""
+    flat = torch.zeros(like.shape, dtype=torch.float32, device=like.device)
+    used = where >= 0
+    flat[where[used]] = rows[used]
+    return flat.to(like.dtype)
+
+
+class _LogitGradient:
+    """Recomputes one vocabulary chunk of logits and turns it into the loss's gradient."""
+
+    def __init__(
+        self,
+        ctx: Any,
+        hidden: torch.Tensor,
+        targets: torch.Tensor,
+        log_z: torch.Tensor,
+        entropy: torch.Tensor,
+    ) -> None:
+        self.settings, self.dtype = ctx.kernel_args, ctx.compute_dtype
+        self.hidden = hidden.to(self.dtype)
+        self.hidden32 = self.hidden.float().contiguous()
+        self.targets, self.log_z, self.entropy = targets, log_z, entropy
+
+    def __call__(
+        self,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        start: int,
+        grad_logp: torch.Tensor | None,
+        grad_entropy: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """(rows, positions, chunk) float32 gradient with respect to the projection's output."""
+        logits = self.hidden @ weight.to(self.dtype).t()
+        if bias is not None:
+            logits = logits + bias.to(self.dtype)
+        y = logits.float()
+        scale, inverse = self.settings["logit_scale"], self.settings["inv_t"]
+        slope: float | torch.Tensor = scale * inverse
+        if self.settings["HAS_SOFTCAP"]:
+            t = torch.tanh(y * scale / self.settings["softcap"])
+            y, slope = self.settings["softcap"] * t * inverse, (1 - t * t) * scale * inverse
+        elif slope != 1:
+            y = y * slope
+        log_p = y.sub_(self.log_z[..., None])
+        grad = torch.exp(log_p)
+        if grad_entropy is not None:
+            of_entropy = grad * (log_p + self.entropy[..., None]) * grad_entropy[..., None]
+        if grad_logp is not None:
+            grad.mul_(-grad_logp[..., None])
+            local = self.targets - start
+            inside = (local >= 0) & (local < weight.shape[0])
+            grad.scatter_add_(
+                2,
+                local.clamp(0, weight.shape[0] - 1)[..., None],
+                (grad_logp * inside)[..., None],
+            )
+        else:
+            grad.zero_()
+        if grad_entropy is not None:
+            grad -= of_entropy
+        if isinstance(slope, torch.Tensor) or slope != 1:
+            grad *= slope
+        return grad.to(self.dtype).float() if self.dtype != torch.float32 else grad
+
+
+class TiedGather:
+    """Collects the head's row gradients at a row's own input tokens.
+
+    With tied embeddings one weight is used twice, and the squared norm of a row's gradient needs
+    the inner product of both uses; the embedding's is nonzero only at the row's input tokens.
+
+    Args:
+        ids: (rows, inputs) token ids, negative where none; None if the weight is not tied.
+        positions: head positions of a row.
+    """
+
+    def __init__(self, ids: torch.Tensor | None, rows: int, positions: int) -> None:
+        self.ids = ids
+        self.gradient: torch.Tensor | None = None
+        if ids is not None:
+            self._columns = torch.zeros(rows, positions, ids.shape[1], device=ids.device)
+
+    def add(self, logits: torch.Tensor, start: int) -> None:
+        """Take the chunk of logit gradients that begins at vocabulary entry ``start``."""
+        if self.ids is None:
+            return
+        local = self.ids - start
+        inside = (local >= 0) & (local < logits.shape[2])
+        index = local.clamp(0, logits.shape[2] - 1)[:, None].expand(-1, logits.shape[1], -1)
+        self._columns += logits.gather(2, index) * inside[:, None]
+
+    def finish(self, hidden: torch.Tensor) -> None:
+        """Multiply by the head's inputs, giving (rows, inputs, width)."""
+        if self.ids is not None:
+            self.gradient = torch.bmm(self._columns.transpose(1, 2), hidden)

@@ -1,0 +1,129 @@
+"""CountSketch of gradients: linear, unbiased for inner products, blind to nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from behaviortrace.capture import kernels
+from behaviortrace.capture.layout import Slot, slots_of
+from behaviortrace.errors import BehaviorTraceError
+
+_U64 = (1 << 64) - 1
+
+
+def _mix(z: int) -> int:
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _U64
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _U64
+    return z ^ (z >> 31)
+
+
+@dataclass(frozen=True)
+class CountSketch:
+    """CountSketch (Charikar et al., 2002) of a whole gradient to ``dim`` buckets.
+
+    Every coordinate goes to one bucket with a sign, both from a splitmix64 finalizer of its index
+    and the seed. Linear; inner products are unbiased with standard deviation about
+    ``|a||b| / sqrt(dim)``.
+
+    Args:
+        dim: buckets, a power of two of at least 64.
+        seed: of the hash.
+        hash: "block" hashes 64 consecutive coordinates at a time (see
+            :mod:`behaviortrace.capture.kernels`); "coordinate" hashes each by its global index.
+
+    Raises:
+        BehaviorTraceError: if ``dim`` or ``hash`` is not as above.
+
+    Example:
+        >>> import torch
+        >>> CountSketch(1024, seed=0).sketch([torch.ones(3, 5), torch.ones(7)]).shape
+        torch.Size([1024])
+    """
+
+    dim: int = 65_536
+    seed: int = 0
+    hash: Literal["block", "coordinate"] = "block"
+
+    def __post_init__(self) -> None:
+        if self.dim < 64 or self.dim & (self.dim - 1):
+            raise BehaviorTraceError(
+                f"sketch dim {self.dim} must be a power of two of at least 64, such as 65536"
+            )
+        if self.hash not in ("block", "coordinate"):
+            raise BehaviorTraceError(
+                f"sketch hash {self.hash!r} is unknown; choose 'block' or 'coordinate'"
+            )
+
+    @property
+    def key(self) -> int:
+        """The hash key, from the seed."""
+        return _mix((self.seed + 0x9E3779B97F4A7C15) & _U64)
+
+    def spec(self) -> dict[str, Any]:
+        """What the manifest records: enough to sketch again alike."""
+        return {"kind": "countsketch", "dim": self.dim, "seed": self.seed, "hash": self.hash}
+
+    def accumulators(self, rows: int) -> np.ndarray:
+        """Zeroed (rows, dim + 64) float32 accumulators."""
+        return np.zeros((rows, self.dim + 64), np.float32)
+
+    def add(self, out: np.ndarray, values: np.ndarray, slot: Slot, start: int = 0) -> None:
+        """Add coordinates ``start ...`` of a parameter to accumulators.
+
+        Args:
+            out: (rows, dim + 64) float32, changed in place.
+            values: (rows, n) float32, C-contiguous in its last axis.
+            slot: the parameter.
+            start: first coordinate in the parameter; a multiple of 64 for the block hash.
+        """
+        mask, key = np.uint64(self.dim - 1), np.uint64(self.key)
+        if self.hash == "block":
+            if start % 64:
+                raise ValueError(f"start {start} is not a multiple of 64")
+            bits = values.view(np.int32)
+            kernels.block_rows(out, bits, slot.block + start // 64, mask, key)
+        else:
+            kernels.coordinate_rows(out, values, slot.index + start, mask, key)
+
+    def add_positions(
+        self, out: np.ndarray, values: np.ndarray, ids: np.ndarray, slot: Slot
+    ) -> None:
+        """Add embedding gradients: position t of row r adds its vector at table row ids[r, t].
+
+        Args:
+            out: (rows, dim + 64) float32, changed in place.
+            values: (rows, positions, width) float32.
+            ids: (rows, positions) int64; negative ids are skipped.
+            slot: the table, of shape (entries, width).
+        """
+        mask, key, width = np.uint64(self.dim - 1), np.uint64(self.key), slot.shape[1]
+        if self.hash == "block":
+            kernels.block_positions(out, values, ids, width, slot.block, mask, key)
+        else:
+            kernels.coordinate_positions(out, values, ids, width, slot.index, mask, key)
+
+    def fold(self, out: np.ndarray) -> np.ndarray:
+        """The (rows, dim) sketches held by accumulators."""
+        return kernels.fold(out, self.dim)
+
+    def sketch(self, gradients: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Sketch one gradient given as a list of tensors, in ``named_parameters()`` order.
+
+        Args:
+            gradients: one tensor a trainable parameter, of the parameter's shape.
+
+        Returns:
+            (dim,) float32 on the CPU.
+        """
+        slots = slots_of([(str(i), tuple(g.shape)) for i, g in enumerate(gradients)])
+        out = self.accumulators(1)
+        for slot, gradient in zip(slots, gradients, strict=True):
+            flat = gradient.detach().to("cpu", torch.float32).reshape(1, -1).contiguous()
+            if slot.size:
+                self.add(out, flat.numpy(), slot)
+        return torch.from_numpy(self.fold(out)[0])

@@ -1,0 +1,23 @@
+"""The checklist: one small pure function a line, each with its evidence.
+
+Reading order: evidence (what a line may look at), registry (how a line is declared), one file per
+line, conclusion (the verdict in a sentence), stage (checks a run and stores the verdicts).
+"""
+
+from behaviortrace.checklist.conclusion import believed, conclusion
+from behaviortrace.checklist.evidence import Coverage, Evidence, Replicate, gather
+from behaviortrace.checklist.registry import Check, Finding, check, judge, registered
+
+__all__ = [
+    "Check",
+    "Coverage",
+    "Evidence",
+    "Finding",
+    "Replicate",
+    "believed",
+    "check",
+    "conclusion",
+    "gather",
+    "judge",
+    "registered",
+]

@@ -1,0 +1,103 @@
+"""Does the direction separate rollouts once fluency is controlled, and better than magnitude?"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from behaviortrace.checklist import rows
+from behaviortrace.checklist.evidence import Evidence
+from behaviortrace.checklist.registry import Finding, check, not_run
+from behaviortrace.recipe import Thresholds
+
+SLACK = 1e-9  # a difference of two rounded numbers that should equal the threshold
+
+
+@check(
+    name="fluency", title="The direction survives a fluency control and beats magnitude", order=90
+)
+def fluency(evidence: Evidence) -> Finding:
+    """Pass where every decisive source meets the pre-registered rollout-level rule (Section 3.5).
+
+    The residualised AUC of the group-centred GAS with the minimal-pair target: its interval above
+    0.5, no wider than ``thresholds.rollout_width``, and its point above norm's. Matched pairs are
+    reported, and named as powered from ``thresholds.matched_pairs`` on. Decisive are the fresh
+    draws; training where there is none.
+    """
+    limits = {
+        "above": 0.5,
+        "rollout_width": evidence.thresholds.rollout_width,
+        "matched_pairs": evidence.thresholds.matched_pairs,
+    }
+    names = rows.decisive(evidence.rollout_level)
+    if not names:
+        return not_run(evidence.why("rollout_level"), **limits)
+    facts: dict[str, dict[str, Any]] = {}
+    failed: list[str] = []
+    undefined: list[str] = []
+    for source in names:
+        found, reason = _source(evidence, source)
+        facts[source] = found
+        if reason:
+            undefined.append(f"in {source} {reason}")
+        elif shortfalls := _shortfalls(found, evidence.thresholds):
+            failed.append(f"in {source} {' and '.join(shortfalls)}")
+    all_found = {"sources": facts}
+    if undefined and not failed:
+        return Finding("not run", "; ".join(undefined), all_found, limits)
+    described = "; ".join(_describe(name, found) for name, found in facts.items())
+    if failed:
+        return Finding("fail", f"{'; '.join(failed)}: {described}", all_found, limits)
+    return Finding("pass", f"every source meets the rule: {described}", all_found, limits)
+
+
+def _source(evidence: Evidence, source: str) -> tuple[dict[str, Any], str | None]:
+    """The numbers of one source, and why it cannot be judged (None where it can)."""
+    table = evidence.rollout_level
+    score = rows.direction(table, source, "residualized")
+    norm = rows.control(table, source, "residualized", "norm")
+    raw = rows.control(table, source, "raw", "fluency")
+    matched = rows.direction(table, source, "matched")
+    pairs = matched["pairs"] if matched else None
+    found = {
+        **{c: rows.finite(score[c]) if score else None for c in ("auc", "lo", "hi", "pairs")},
+        "norm": rows.finite(norm["auc"]) if norm else None,
+        "fluency_raw": rows.finite(raw["auc"]) if raw else None,
+        "matched": rows.finite(matched["auc"]) if matched else None,
+        "matched_pairs": pairs,
+        "matched_powered": None if pairs is None else pairs >= evidence.thresholds.matched_pairs,
+    }
+    if score is None:
+        return found, "the group-centred GAS with the minimal-pair target was not evaluated"
+    if None in (found["auc"], found["lo"], found["hi"]):
+        return found, score.get("reason") or "its residualised AUC is undefined"
+    if found["norm"] is None:
+        reason = norm.get("reason") if norm else None
+        return found, reason or "norm has no residualised AUC to compare with"
+    return found, None
+
+
+def _shortfalls(found: dict[str, Any], thresholds: Thresholds) -> list[str]:
+    """What the pre-registered rule finds wanting."""
+    short = []
+    if found["lo"] <= 0.5:
+        short.append("the interval is not above 0.5")
+    if found["hi"] - found["lo"] > thresholds.rollout_width + SLACK:
+        width = found["hi"] - found["lo"]
+        short.append(f"its width {width:.3f} exceeds {thresholds.rollout_width:g} (inconclusive)")
+    if found["auc"] <= found["norm"]:
+        short.append("the point is not above norm's")
+    return short
+
+
+def _describe(source: str, found: dict[str, Any]) -> str:
+    if None in (found["auc"], found["lo"], found["hi"], found["norm"]):
+        return f"{source} is undefined"
+    if found["matched_pairs"] is None:
+        matched = "no matched pairs"
+    else:
+        power = "powered" if found["matched_powered"] else "not powered"
+        matched = f"{found['matched_pairs']} matched pairs ({power})"
+    return (
+        f"{source} has direction {found['auc']:.3f} [{found['lo']:.3f}, {found['hi']:.3f}], "
+        f"norm {found['norm']:.3f}, {matched}"
+    )

@@ -1,0 +1,66 @@
+"""The `behaviortrace` application: enrols the commands and turns errors into one line."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import click
+import typer
+
+from behaviortrace.cli import judge, models, pipeline, stages
+from behaviortrace.errors import BehaviorTraceError
+
+app = typer.Typer(
+    name="behaviortrace",
+    help="Which rollouts taught a model its behaviour, and how to know the answer is real.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback()
+def options(
+    debug: bool = typer.Option(False, "--debug", help="Show the traceback of an error."),
+) -> None:
+    """Settings of every command."""
+    if debug:
+        os.environ["BEHAVIORTRACE_DEBUG"] = "1"
+
+
+app.command("recipes")(pipeline.recipes)
+app.command("run")(pipeline.run)
+app.command("draw")(stages.draw)
+app.command("target")(stages.target)
+app.command("score")(stages.score)
+app.command("evaluate")(stages.evaluate)
+app.command("check")(stages.check)
+app.command("report")(stages.report)
+app.command("verify")(stages.verify)
+app.command("auc")(judge.auc)
+app.command("precision")(judge.precision)
+app.add_typer(models.app, name="models")
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line; exit code 2 and one line on stderr for what the user can mend."""
+    try:
+        code = app(args=arguments, standalone_mode=False)
+        sys.exit(code if isinstance(code, int) else 0)
+    except click.exceptions.Abort:
+        _say("interrupted; a run goes on with --resume")
+        sys.exit(130)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(2)
+    except BehaviorTraceError as error:
+        if os.environ.get("BEHAVIORTRACE_DEBUG"):
+            raise
+        _say(" ".join(str(error).split()))
+        sys.exit(2)
+
+
+def _say(line: str) -> None:
+    print(f"behaviortrace: {line}", file=sys.stderr)

@@ -1,0 +1,228 @@
+"""The `auc` and `precision` commands: judge anyone's scores by the same statistics."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from behaviortrace.errors import BehaviorTraceError
+from behaviortrace.evaluate import precision as precision_metric
+from behaviortrace.evaluate import rows as tables
+from behaviortrace.evaluate.bootstrap import Interval
+from behaviortrace.evaluate.within_group import AucReport, judge
+
+_RESERVED = ("pairs", "delta")  # keys of the "matched" block beside the scores' names
+
+
+def auc(
+    rows: Annotated[Path, typer.Argument(help="CSV or Parquet, one row a rollout.")],
+    label: Annotated[str, typer.Option(help="Column: does the rollout show the behaviour (0/1)?")],
+    group: Annotated[str, typer.Option(help="Column: rollouts of one prompt in one step.")],
+    score: Annotated[list[str], typer.Option(help="Column to judge; give it once a score.")],
+    fluency: Annotated[
+        str | None, typer.Option(help="Column: mean token log-probability, to control for.")
+    ] = None,
+    matched: Annotated[
+        float, typer.Option(help="Largest fluency difference of a matched pair, nats.")
+    ] = 0.10,
+    resamples: Annotated[int, typer.Option(help="Bootstrap resamples over groups.")] = 5000,
+    seed: Annotated[int, typer.Option(help="Seed of the bootstrap.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Within-group AUC of scores: raw, with fluency regressed out, and on fluency-matched pairs."""
+    names = tables.distinct(score, "--score")
+    if fluency is not None:
+        _refuse_reserved(names)
+    frame = tables.read_rows(rows)
+    report = judge(
+        tables.labels(frame, label, rows),
+        tables.keys(frame, group, rows, "--group"),
+        {name: tables.numbers(frame, name, rows, "--score") for name in names},
+        None if fluency is None else tables.numbers(frame, fluency, rows, "--fluency"),
+        delta=matched,
+        resamples=resamples,
+        seed=seed,
+    )
+    if report.pairs == 0:
+        raise BehaviorTraceError(
+            f"{rows}: no group of {group!r} holds both a row with and one without {label!r}, "
+            "so there is no pair to rank; check --label and --group"
+        )
+    _warn(report.warnings)
+    if as_json:
+        _print_json(auc_json(report))
+    else:
+        _print_auc(report)
+
+
+def precision(
+    scores: Annotated[Path, typer.Argument(help="CSV or Parquet, one row a rollout.")],
+    label: Annotated[str, typer.Option(help="Column: is the row ground truth (0/1)?")],
+    score: Annotated[list[str], typer.Option(help="Column to judge; give it once a score.")],
+    block: Annotated[
+        str | None, typer.Option(help="Column of tie blocks, such as the step: sets the ceiling.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Tie-aware precision at |GT|, with the base rate and the ceiling of the tie blocks."""
+    names = tables.distinct(score, "--score")
+    frame = tables.read_rows(scores)
+    truth = tables.labels(frame, label, scores)
+    columns = {name: tables.numbers(frame, name, scores, "--score") for name in names}
+    blocks = None if block is None else tables.keys(frame, block, scores, "--block")
+    if not truth.any():
+        raise BehaviorTraceError(
+            f"{scores}: column {label!r} has no positive among {len(truth)} rows, so precision at "
+            "|GT| is undefined; check --label"
+        )
+    result = precision_json(truth, columns, blocks)
+    _warn(result["warnings"])
+    if as_json:
+        _print_json(result)
+    else:
+        _print_precision(result, block)
+
+
+def auc_json(report: AucReport) -> dict[str, Any]:
+    """The JSON of `auc`; undefined numbers are None."""
+    matched: dict[str, Any] | None = None
+    if report.matched is not None:
+        matched = {"pairs": report.matched_pairs, "delta": report.delta, **_cells(report.matched)}
+    return {
+        "pairs": report.pairs,
+        "groups": report.groups,
+        "groups_with_pairs": report.groups_with_pairs,
+        "raw": _cells(report.raw),
+        "residualized": None if report.residualized is None else _cells(report.residualized),
+        "matched": matched,
+        "warnings": list(report.warnings),
+    }
+
+
+def precision_json(
+    label: np.ndarray, scores: Mapping[str, np.ndarray], block: np.ndarray | None
+) -> dict[str, Any]:
+    """The JSON of `precision`, from arrays of shape (n,) with at least one positive label."""
+    rate = precision_metric.base_rate(label)
+    results = {}
+    warnings = []
+    for name, values in scores.items():
+        reached = precision_metric.precision_at_ground_truth(values, label)
+        results[name] = {"precision": reached, "lift": precision_metric.lift(reached, rate)}
+        varying = 0 if block is None else _varying_blocks(values, block)
+        if varying:
+            warnings.append(
+                f"score {name!r} varies inside {varying} blocks, so the ceiling does not bound it"
+            )
+    return {
+        "n": len(label),
+        "positives": int(label.sum()),
+        "base_rate": rate,
+        "ceiling": precision_metric.ceiling(label, block),
+        "scores": results,
+        "warnings": warnings,
+    }
+
+
+def _varying_blocks(values: np.ndarray, block: np.ndarray) -> int:
+    order = np.argsort(block, kind="stable")
+    block, values = block[order], values[order]
+    changed = (block[1:] == block[:-1]) & (values[1:] != values[:-1])
+    return len(np.unique(block[1:][changed]))
+
+
+def _refuse_reserved(names: Sequence[str]) -> None:
+    for name in names:
+        if name in _RESERVED:
+            raise BehaviorTraceError(
+                f"--score {name} has the name of a key of the result; rename the column"
+            )
+
+
+def _cells(intervals: Mapping[str, Interval]) -> dict[str, dict[str, float | None]]:
+    return {
+        name: {"auc": _number(i.point), "lo": _number(i.lo), "hi": _number(i.hi)}
+        for name, i in intervals.items()
+    }
+
+
+def _number(value: float) -> float | None:
+    return None if math.isnan(value) else value
+
+
+def _print_json(data: Mapping[str, Any]) -> None:
+    typer.echo(json.dumps(data, indent=2, allow_nan=False))
+
+
+def _warn(sentences: Sequence[str]) -> None:
+    for sentence in sentences:
+        typer.echo(f"warning: {sentence}", err=True)
+
+
+def _print_auc(report: AucReport) -> None:
+    table = Table(title="Within-group AUC [95% interval over groups]", title_justify="left")
+    table.add_column("score")
+    variants: dict[str, Mapping[str, Interval]] = {f"raw\n({report.pairs} pairs)": report.raw}
+    if report.residualized is not None and report.matched is not None:
+        variants["fluency\nregressed out"] = report.residualized
+        title = f"within {report.delta:g} nats\n({report.matched_pairs} pairs)"
+        variants[title] = report.matched
+    for title in variants:
+        table.add_column(title, no_wrap=True)
+    for name in report.raw:
+        table.add_row(name, *[_shown(intervals[name]) for intervals in variants.values()])
+    Console().print(table)
+    typer.echo(_auc_sentence(report))
+
+
+def _shown(interval: Interval) -> str:
+    if math.isnan(interval.point):
+        return "undefined"
+    if math.isnan(interval.lo):
+        return f"{_short(interval.point)} (no interval)"
+    return f"{_short(interval.point)} [{_short(interval.lo)}, {_short(interval.hi)}]"
+
+
+def _short(value: float) -> str:
+    """Three decimals without the leading zero, as AUCs are printed in the field."""
+    return f"{value:.3f}".removeprefix("0")
+
+
+def _auc_sentence(report: AucReport) -> str:
+    intervals = report.raw if report.residualized is None else report.residualized
+    above = [name for name, i in intervals.items() if i.lo > 0.5]
+    below = [name for name, i in intervals.items() if i.hi < 0.5]
+    control = (
+        "Fluency is not controlled for; give --fluency. "
+        if report.residualized is None
+        else "With fluency regressed out, "
+    )
+    parts = [f"above chance: {', '.join(above) or 'none'}"]
+    if below:
+        parts.append(f"below chance: {', '.join(below)}")
+    return (
+        f"{report.pairs} pairs in {report.groups_with_pairs} of {report.groups} groups. "
+        f"{control}{'; '.join(parts)}."
+    )
+
+
+def _print_precision(result: Mapping[str, Any], block: str | None) -> None:
+    table = Table(title="Precision at |GT|", title_justify="left")
+    for title in ("score", "precision", "lift"):
+        table.add_column(title)
+    for name, cell in result["scores"].items():
+        table.add_row(name, f"{cell['precision']:.4f}", f"{cell['lift']:.2f}")
+    Console().print(table)
+    ties = "no tie blocks given" if block is None else f"rows tied by {block}"
+    typer.echo(
+        f"{result['positives']} of {result['n']} rows are ground truth: a random order reaches "
+        f"{result['base_rate']:.4f}, the best possible {result['ceiling']:.4f} ({ties})."
+    )

@@ -1,0 +1,219 @@
+"""One command per stage after training; each can be rerun alone."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+
+from behaviortrace.cli import view
+from behaviortrace.errors import BehaviorTraceError
+
+if TYPE_CHECKING:
+    from behaviortrace.records import Verdict
+    from behaviortrace.run import Run
+    from behaviortrace.train.progress import Progress
+
+RunPath = Annotated[Path, typer.Argument(help="Run directory.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+AFTER_TRAINING = ("trained", "drawn", "scored", "evaluated", "complete")
+
+
+def _open(path: Path, trained: bool = True) -> Run:
+    from behaviortrace.run import Run
+
+    run = Run.open(path)
+    if trained and run.recipe is not None and run.manifest.status not in AFTER_TRAINING:
+        raise BehaviorTraceError(
+            f"{path} is not trained to its end (status {run.manifest.status!r}); go on with "
+            f"behaviortrace run {run.recipe.name} --out {path} --resume"
+        )
+    return run
+
+
+def draw(
+    run: RunPath,
+    seed: Annotated[
+        list[int] | None, typer.Option(help="Seed of the draw; the recipe's if not given.")
+    ] = None,
+) -> None:
+    """Fresh completions from the recipe's checkpoint, with their plain gradients."""
+    opened = _open(run)
+    with view.progress_bars() as progress:
+        names = _draw(opened, seed, progress)
+    view.say(f"{run}: draws {', '.join(names)}")
+
+
+def _draw(run: Run, seeds: list[int] | None, progress: Progress | None) -> list[str]:
+    from behaviortrace.draws.stage import draw as take
+
+    recipe = run.recipe
+    if recipe is None:
+        raise BehaviorTraceError(
+            f"{run.path} has no recipe, so it is not known what to draw from; a run made by "
+            "attaching a tracer can be scored with behaviortrace.scores.stage"
+        )
+    return [take(run, seed, progress=progress) for seed in seeds or recipe.draw.seeds]
+
+
+def target(run: RunPath) -> None:
+    """Take the targets: gradient directions of producing the behaviour."""
+    opened = _open(run)
+    with view.progress_bars() as progress:
+        missing = _targets(opened, progress)
+    for name, reason in missing.items():
+        view.say(f"target {name} could not be made: {reason}")
+    view.say(f"{run}: targets {', '.join(opened.targets())}")
+
+
+def _targets(run: Run, progress: Progress | None) -> dict[str, str]:
+    from behaviortrace.targets.stage import make_targets
+
+    return make_targets(run, progress=progress)
+
+
+def score(run: RunPath) -> None:
+    """Score every rollout with every estimator and control; token spans too."""
+    opened = _open(run)
+    with view.progress_bars() as progress:
+        rows = _score(opened, progress)
+    view.say(f"{run}: {rows} scores in scores/all")
+
+
+def _score(run: Run, progress: Progress | None) -> int:
+    from behaviortrace.scores.stage import score_run
+    from behaviortrace.scores.tokens import token_rows
+
+    rows = score_run(run, progress=progress).height
+    if run.draws():
+        token_rows(run, progress=progress)
+    return rows
+
+
+def evaluate(run: RunPath, as_json: Json = False) -> None:
+    """Precision, within-group AUC with fluency control, token level."""
+    from behaviortrace.evaluate.stage import evaluate as judge
+
+    opened = _open(run)
+    summary = judge(opened)
+    if as_json:
+        tables = ("step_level", "rollout_precision", "rollout_level", "token_level")
+        found = {
+            name: opened.table(f"results/{name}").to_dicts()
+            for name in tables
+            if opened.has(f"results/{name}")
+        }
+        view.print_json(_plain({"summary": summary, **found}))
+        return
+    view.stdout.print(_summary_table(summary))
+
+
+def check(run: RunPath, as_json: Json = False) -> None:
+    """Judge the run by the checklist."""
+    from behaviortrace.checklist.conclusion import conclusion
+    from behaviortrace.checklist.stage import check as judge
+    from behaviortrace.report.terminal import verdict_table
+
+    verdicts = judge(_open(run))
+    if as_json:
+        rows = [dataclasses.asdict(v) for v in verdicts]
+        view.print_json(_plain({"conclusion": conclusion(verdicts), "verdicts": rows}))
+        return
+    view.stdout.print(verdict_table(verdicts))
+    view.stdout.print(conclusion(verdicts), markup=False)
+
+
+def report(run: RunPath) -> None:
+    """Write the self-contained report page."""
+    from behaviortrace.report.stage import report as write
+
+    print(write(_open(run)))
+
+
+def verify(run: RunPath, as_json: Json = False) -> None:
+    """Check the run's integrity: checksums, counts, lineage. Exit code 1 if it is damaged."""
+    from behaviortrace.run import Run
+
+    opened = Run.open(run)
+    problems = opened.verify()
+    if as_json:
+        view.print_json({"run": str(run), "sound": not problems, "problems": problems})
+    elif problems:
+        for problem in problems:
+            view.stdout.print(problem, markup=False, highlight=False, soft_wrap=True)
+    else:
+        counts = ", ".join(f"{n} {name}" for name, n in opened.manifest.counts.items())
+        view.stdout.print(f"{run} is sound: {counts}", markup=False, highlight=False)
+    if problems:
+        raise typer.Exit(1)
+
+
+def analyse(run: Run, progress: Progress | None) -> tuple[list[Verdict], Path]:
+    """Every stage after training, in order."""
+    from behaviortrace.checklist.stage import check as judge
+    from behaviortrace.evaluate.stage import evaluate as measure
+    from behaviortrace.report.stage import report as write
+    from behaviortrace.train.progress import Clock
+
+    _draw(run, None, progress)
+    _targets(run, progress)
+    run.update(status="drawn")
+    _score(run, progress)
+    run.update(status="scored")
+    clock = Clock(progress, "evaluate", 3)
+    measure(run)
+    run.update(status="evaluated")
+    clock.at(1)
+    verdicts = judge(run)
+    clock.at(2)
+    page = write(run)
+    run.update(status="complete")
+    clock.at(3)
+    return verdicts, page
+
+
+def print_result(
+    run: Run, verdicts: list[Verdict], page: Path, seconds: float, as_json: bool
+) -> None:
+    """The verdict table, the sentence, and where the report is."""
+    from behaviortrace.checklist.conclusion import conclusion
+    from behaviortrace.report.terminal import verdict_table
+
+    if as_json:
+        rows = [dataclasses.asdict(v) for v in verdicts]
+        result = {
+            "run": str(run.path),
+            "report": str(page),
+            "seconds": round(seconds, 1),
+            "conclusion": conclusion(verdicts),
+            "verdicts": rows,
+            "summary": run.json("results/summary"),
+        }
+        view.print_json(_plain(result))
+        return
+    view.stdout.print(verdict_table(verdicts))
+    view.stdout.print(conclusion(verdicts), markup=False)
+    minutes, rest = divmod(round(seconds), 60)
+    view.stdout.print(f"\nreport: {page}  ({minutes} min {rest} s)", markup=False, soft_wrap=True)
+
+
+def _summary_table(summary: dict[str, Any]) -> Table:
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    for key, value in summary.items():
+        table.add_row(key, "undefined" if value is None else str(value))
+    return table
+
+
+def _plain(value: Any) -> Any:
+    """JSON-ready: NaN and infinities become null."""
+    if isinstance(value, dict):
+        return {key: _plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(inner) for inner in value]
+    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
+        return None
+    return value

@@ -1,0 +1,1 @@
+"""Judge a ranking: precision, within-group AUC, fluency control, intervals."""

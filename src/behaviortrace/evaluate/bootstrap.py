@@ -1,0 +1,99 @@
+"""The resampler: percentile bootstrap over groups, a drawn group kept separate each time.
+
+One definition for every interval of the product. Groups, not rollouts, are drawn: siblings share a
+prompt and a step and are not independent. Drawing a group m times gives its pairs (or rows) weight
+m; two copies are never merged, so no pair is ever formed across copies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+LEVEL = 0.95
+FEW_GROUPS = 10
+"""Below this many groups a percentile interval is too narrow to be relied on."""
+
+_CELLS = 1_000_000  # resamples x groups held at a time, to bound memory
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A point estimate and its 95% percentile interval; NaN where undefined."""
+
+    point: float
+    lo: float
+    hi: float
+
+
+UNDEFINED = Interval(float("nan"), float("nan"), float("nan"))
+
+
+def resample_counts(n_groups: int, resamples: int, seed: int) -> Iterator[np.ndarray]:
+    """How often each group is drawn in each resample, in chunks of resamples.
+
+    Args:
+        n_groups: groups to draw from, and to draw, with replacement.
+        resamples: total number of resamples.
+        seed: of the generator; the same seed gives the same resamples.
+
+    Yields:
+        Arrays of shape (chunk, n_groups), float64; the chunks add up to ``resamples`` rows, and
+        every row sums to ``n_groups``.
+    """
+    generator = np.random.default_rng(seed)
+    chunk = max(1, _CELLS // max(n_groups, 1))
+    for start in range(0, resamples, chunk):
+        rows = min(chunk, resamples - start)
+        drawn = generator.integers(0, n_groups, size=(rows, n_groups))
+        drawn += np.arange(rows)[:, None] * n_groups
+        counts = np.bincount(drawn.ravel(), minlength=rows * n_groups)
+        yield counts.reshape(rows, n_groups).astype(np.float64)
+
+
+def percentile_interval(point: float, resampled: np.ndarray) -> Interval:
+    """The point with the central 95% of its resampled values, shape (resamples,).
+
+    Resamples in which the statistic is undefined (NaN) are left out.
+    """
+    defined = resampled[~np.isnan(resampled)]
+    if len(defined) == 0:
+        return Interval(point, float("nan"), float("nan"))
+    tail = 50 * (1 - LEVEL)
+    lo, hi = np.percentile(defined, [tail, 100 - tail])
+    return Interval(point, float(lo), float(hi))
+
+
+def ratio(numerator: np.ndarray, denominator: np.ndarray) -> np.ndarray:
+    """Elementwise ratio, NaN where the denominator is 0."""
+    denominator = np.broadcast_to(denominator, np.shape(numerator))
+    out = np.full(np.shape(numerator), np.nan)
+    return np.divide(numerator, denominator, out=out, where=denominator > 0)
+
+
+def cluster_mean(values: np.ndarray, cluster: np.ndarray, resamples: int, seed: int) -> Interval:
+    """Mean over rows, with an interval from resampling whole clusters.
+
+    Args:
+        values: shape (n,), finite.
+        cluster: shape (n,), the unit drawn, such as a rollout's group.
+        resamples: number of bootstrap resamples.
+        seed: of the resampling.
+
+    Returns:
+        The interval; its bounds are NaN for fewer than two clusters, all is NaN for no rows.
+    """
+    if len(values) == 0:
+        return UNDEFINED
+    names, code = np.unique(np.asarray(cluster), return_inverse=True)
+    total, size = np.bincount(code, weights=values), np.bincount(code).astype(np.float64)
+    point = float(np.mean(values))
+    if len(names) < 2:
+        return Interval(point, float("nan"), float("nan"))
+    means = [
+        ratio(counts @ total, counts @ size)
+        for counts in resample_counts(len(names), resamples, seed)
+    ]
+    return percentile_interval(point, np.concatenate(means))

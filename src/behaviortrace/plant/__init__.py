@@ -1,0 +1,1 @@
+"""Plant a behaviour whose cause is known: behaviours, contamination, prompts, ground truth."""

@@ -1,0 +1,158 @@
+"""Going back to the last complete checkpoint, so that training can go on as if never stopped."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from behaviortrace.errors import BehaviorTraceError
+from behaviortrace.run import atomic
+from behaviortrace.run.identity import now, package_versions
+from behaviortrace.run.inventory import clean, damage
+from behaviortrace.run.ledger import Ledger
+from behaviortrace.run.manifest import CheckpointEntry, Manifest, ResumeEntry, ShardEntry
+
+EXACT = ("torch", "trl", "transformers", "accelerate", "peft", "numpy")
+"""Packages another version of which may compute other numbers."""
+
+
+@dataclass(frozen=True)
+class ResumePoint:
+    """Where a run can go on.
+
+    Attributes:
+        checkpoint: the last complete checkpoint whose earlier steps are all sound; None: start
+            again.
+        skipped: why later checkpoints were passed over, one line each.
+    """
+
+    checkpoint: CheckpointEntry | None
+    skipped: list[str] = field(default_factory=list)
+
+    @property
+    def step(self) -> int:
+        """The step to go on from; 0 without a checkpoint."""
+        return 0 if self.checkpoint is None else self.checkpoint.step
+
+
+def resume_point(ledger: Ledger, manifest: Manifest) -> ResumePoint:
+    """Choose the checkpoint to go on from; every file it depends on is hashed."""
+    problems: dict[tuple[str, int, int], str] = {}
+    for shard in manifest.shards:
+        if shard.store.startswith("draws/"):
+            continue  # dropped by a resume whatever their state
+        for file in shard.files:
+            what = damage(ledger, file)
+            if what is not None:
+                problems[shard.key] = f"{file.file} {what}"
+    limit, reason = _sound_steps(manifest, problems)
+    skipped: list[str] = []
+    for checkpoint in sorted(manifest.checkpoints, key=lambda c: c.step, reverse=True):
+        why = _unusable(ledger, checkpoint)
+        if why is None and checkpoint.step > limit:
+            why = reason
+        if why is None:
+            return ResumePoint(checkpoint, skipped)
+        skipped.append(f"checkpoint {checkpoint.step} passed over: {why}")
+    return ResumePoint(None, skipped)
+
+
+def begin_resume(ledger: Ledger, *, exact: bool = True) -> int:
+    """Drop what lies beyond the resume point; see :meth:`Run.begin_resume`.
+
+    The manifest is rewritten before any file is removed: a process killed in between leaves strays,
+    which the next resume removes.
+    """
+    before = ledger.manifest
+    point = resume_point(ledger, before)
+    packages = package_versions()
+    changed = {
+        name: [before.packages.get(name), packages.get(name)]
+        for name in EXACT
+        if before.packages.get(name) != packages.get(name)
+    }
+    if exact and changed and point.checkpoint is not None:
+        name, (old, new) = next(iter(changed.items()))
+        raise BehaviorTraceError(
+            f"{ledger.root} cannot be resumed exactly: it was trained with {name} {old}, this is "
+            f"{name} {new}; install {name}=={old}, or start again with another --out"
+        )
+
+    def drop(manifest: Manifest) -> Manifest:
+        after = manifest.model_copy(
+            update={
+                "status": "created" if point.checkpoint is None else "training",
+                "shards": [shard for shard in manifest.shards if _kept(shard, point)],
+                "checkpoints": [
+                    c for c in manifest.checkpoints if point.checkpoint and c.step <= point.step
+                ],
+                "targets": [],
+                "tables": {},
+                "jsons": {},
+                "packages": {**manifest.packages, **packages},
+            }
+        )
+        entry = _lineage(manifest, after, point, changed)
+        return after.model_copy(update={"lineage": [*manifest.lineage, entry]})
+
+    ledger.rewrite(drop)
+    clean(ledger)
+    atomic.remove([ledger.root / "report"])  # it shows results that are no longer there
+    return point.step
+
+
+def _sound_steps(manifest: Manifest, problems: dict[tuple[str, int, int], str]) -> tuple[int, str]:
+    """How many steps, from the first on, are whole; and why no more."""
+    ranks: dict[int, set[int]] = {}
+    for shard in manifest.store("training"):
+        ranks.setdefault(shard.step, set()).add(shard.rank)
+    expected = set().union(*ranks.values())
+    broken = {step: what for (store, step, _), what in problems.items() if store == "training"}
+    # Probes of checkpoint k are made where it is saved, so only an earlier one makes them again.
+    probes = {step: what for (store, step, _), what in problems.items() if store == "probes"}
+    step = 0 if manifest.recipe is not None else min(ranks, default=0)
+    while True:
+        if step in probes:
+            return step - 1, probes[step]
+        if step in broken:
+            return step, broken[step]
+        if step not in ranks:
+            return step, f"step {step} is not recorded"
+        if ranks[step] != expected:
+            return step, f"step {step} lacks rank(s) {sorted(expected - ranks[step])}"
+        step += 1
+
+
+def _unusable(ledger: Ledger, checkpoint: CheckpointEntry) -> str | None:
+    for checksum in (False, True):  # sizes of all files first: hashing takes a second a gigabyte
+        for file in checkpoint.files:
+            what = damage(ledger, file, checksum=checksum)
+            if what is not None:
+                return f"{file.file} {what}"
+    return None
+
+
+def _kept(shard: ShardEntry, point: ResumePoint) -> bool:
+    if point.checkpoint is None:
+        return False
+    if shard.store == "training":
+        return shard.step < point.step
+    return shard.store == "probes" and shard.step <= point.step
+
+
+def _lineage(
+    before: Manifest, after: Manifest, point: ResumePoint, changed: dict[str, list[str | None]]
+) -> ResumeEntry:
+    training = [shard.step for shard in before.shards if shard.store == "training"]
+    dropped = {
+        name: len(getattr(before, name)) - len(getattr(after, name))
+        for name in ("shards", "checkpoints", "targets", "tables", "jsons")
+    }
+    return ResumeEntry(
+        at=now(),
+        step=point.step,
+        checkpoint=point.checkpoint is not None,
+        reached=max(training, default=-1) + 1,
+        dropped={name: count for name, count in dropped.items() if count},
+        skipped=point.skipped,
+        changed=changed,
+    )

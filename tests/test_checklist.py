@@ -1,0 +1,409 @@
+"""Every line of the checklist: pass, fail, not run, and the threshold itself."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from behaviortrace import checklist
+from behaviortrace.checklist import Coverage, Evidence, Finding, Replicate, check, stage
+from behaviortrace.checklist.registry import _CHECKS, sentence
+from behaviortrace.checklist.rows import best_targeted, decisive, finite
+from behaviortrace.recipe import Thresholds
+from behaviortrace.records import Verdict
+from tests import fake_run
+
+NAMES = [line.name for line in checklist.registered()]
+PAPER = {"norm_control", "headroom", "embedding", "in_context", "fluency", "replication"}
+
+
+def verdict(name: str, evidence: Evidence) -> Verdict:
+    return next(line for line in checklist.registered() if line.name == name).judge(evidence)
+
+
+def step_table(*, best: Any = 0.5, norm: Any = 0.3, chance: Any = 0.3, ceiling: Any = 0.6) -> Any:
+    shared = {"table": "trained_window", "base_rate": chance, "ceiling": ceiling}
+    return pl.DataFrame(
+        [
+            {
+                **shared,
+                "estimator": "gas",
+                "target": "minimal_pair",
+                "target_free": False,
+                "precision": best,
+            },
+            {**shared, "estimator": "norm", "target": None, "target_free": True, "precision": norm},
+            # A control that wins must not be taken for an estimator.
+            {**shared, "estimator": "match", "target": None, "target_free": True, "precision": 0.9},
+        ],
+        schema_overrides=dict.fromkeys(("precision", "base_rate", "ceiling"), pl.Float64),
+    )
+
+
+def rollout_table(**sources: dict[str, Any]) -> pl.DataFrame:
+    records = []
+    for source, given_ in sources.items():
+        values = {"auc": 0.65, "lo": 0.58, "hi": 0.72, "norm": 0.6, "pairs": 120} | given_
+        shared = {
+            "source": source,
+            "label": "behavior",
+            "groups": 50,
+            "delta": 0.1,
+            "reason": given_.get("reason"),
+        }
+        score = {
+            "embedding": "plain_centered",
+            "estimator": "gas",
+            "target": "minimal_pair",
+            "target_free": False,
+        }
+        control = {
+            "embedding": "plain",
+            "target": None,
+            "target_free": True,
+            "lo": 0.5,
+            "hi": 0.7,
+            "pairs": 700,
+        }
+        point = {k: values[k] for k in ("auc", "lo", "hi")}
+        records += [
+            {**shared, **score, **point, "variant": "residualized", "pairs": 700},
+            {**shared, **score, **point, "variant": "matched", "pairs": values["pairs"]},
+            {
+                **shared,
+                **control,
+                "estimator": "norm",
+                "auc": values["norm"],
+                "variant": "residualized",
+            },
+            {**shared, **control, "estimator": "fluency", "auc": 0.75, "variant": "raw"},
+        ]
+    return pl.DataFrame(records, infer_schema_length=None)
+
+
+def token_table(lower: Any = 0.2, upper: Any = 0.01) -> pl.DataFrame:
+    shared = {"span": "trigger", "mean": 0.0, "n": 9, "groups": 3}
+    return pl.DataFrame(
+        [
+            {**shared, "target": "in_context", "lo": lower, "hi": 0.4},
+            {**shared, "target": "constructed", "lo": -0.3, "hi": upper},
+        ],
+        schema_overrides={"lo": pl.Float64, "hi": pl.Float64},
+    )
+
+
+def covered(**changes: Any) -> Coverage:
+    whole = Coverage(0.9999, 5, 1000, (), {"constructed, step 20": 0.4})
+    return dataclasses.replace(whole, **changes)
+
+
+def replicates(flags: dict[tuple[int, str], bool]) -> tuple[Replicate, ...]:
+    return tuple(
+        Replicate(seed, draw, 0.6, 0.55 if up else 0.45, 0.65) for (seed, draw), up in flags.items()
+    )
+
+
+def grid(up: bool = True) -> dict[tuple[int, str], bool]:
+    return {(seed, draw): up for seed in range(3) for draw in ("a", "b")}
+
+
+GOOD = Evidence(
+    step_level=step_table(),
+    rollout_level=rollout_table(draw={}),
+    token_level=token_table(),
+    summary={"s_b": {"0": 0.0, "60": 0.6}, "n_boosted": 100, "n_findable": 90},
+    problems=(),
+    rollouts=960,
+    rollouts_expected=960,
+    coverage=covered(),
+    replicates=replicates(grid()),
+    preregistered="a" * 64,
+    recomputed="a" * 64,
+)
+
+
+def test_there_is_a_line_for_each_of_the_papers_six() -> None:
+    assert set(NAMES) >= PAPER
+    assert set(NAMES) >= {"emergence", "integrity", "coverage", "preregistration"}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_nothing_known_is_not_run_with_a_reason(name: str) -> None:
+    found = verdict(name, Evidence())
+    assert found.status == "not run"
+    assert len(found.sentence) > 20
+    assert found.sentence.endswith(".")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_good_evidence_passes_and_can_be_stored(name: str) -> None:
+    found = verdict(name, GOOD)
+    assert found.status == "pass", found.sentence
+    json.dumps(dataclasses.asdict(found), allow_nan=False)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("hole", [None, float("nan")])
+def test_undefined_numbers_never_pass(name: str, hole: float | None) -> None:
+    """With every number gone a line is not run, whatever the tables' shape."""
+    empty = Evidence(
+        step_level=step_table(best=hole, norm=hole, chance=hole, ceiling=hole),
+        rollout_level=rollout_table(draw={"auc": hole, "lo": hole, "hi": hole, "norm": hole}),
+        token_level=token_table(hole, hole),
+        summary={"s_b": {"0": hole}, "n_boosted": hole, "n_findable": hole},
+        coverage=Coverage(),
+    )
+    assert verdict(name, empty).status == "not run"
+
+
+FAILURES: list[tuple[str, dict[str, Any], str]] = [
+    (
+        "integrity",
+        {"problems": ("rollouts/x is damaged", "y")},
+        "rollouts/x is damaged, and 1 more",
+    ),
+    ("integrity", {"rollouts": 944}, "944 rollouts where steps x batch make 960"),
+    ("preregistration", {"recomputed": "b" * 64}, "changed after the data existed"),
+    ("emergence", {"summary": {"s_b": {"0": 0.9, "100": 0.1}}}, "does not exceed 0.1"),
+    ("coverage", {"coverage": covered(energy=0.63)}, "3.7e-01"),
+    (
+        "embedding",
+        {"coverage": covered(uncovered=("lm_head.weight",))},
+        "leaves out lm_head.weight",
+    ),
+    ("embedding", {"coverage": covered(token_norms={"in_context": 0.0})}, "leave no gradient"),
+    ("embedding", {"coverage": covered(token_norms={"x": float("nan")})}, "leave no gradient"),
+    ("norm_control", {"step_level": step_table(best=0.39)}, "+0.090"),
+    ("headroom", {"step_level": step_table(norm=0.3, ceiling=0.39)}, "less than 0.10 above chance"),
+    ("headroom", {"step_level": step_table(norm=0.55)}, "can reach the bar"),
+    ("headroom", {"summary": {"n_boosted": 5, "n_findable": 0}}, "none of the ground truth"),
+    ("in_context", {"token_level": token_table(lower=0.05)}, "not above 0.05"),
+    ("in_context", {"token_level": token_table(upper=0.05)}, "not below 0.05"),
+    ("fluency", {"rollout_level": rollout_table(d={"lo": 0.5, "hi": 0.64})}, "not above 0.5"),
+    ("fluency", {"rollout_level": rollout_table(d={"lo": 0.51, "hi": 0.67})}, "inconclusive"),
+    ("fluency", {"rollout_level": rollout_table(d={"norm": 0.65})}, "not above norm's"),
+    ("fluency", {"rollout_level": rollout_table(a={}, b={"lo": 0.4})}, "In b the interval"),
+    ("fluency", {"rollout_level": rollout_table(a={"auc": None}, b={"lo": 0.4})}, "a is undefined"),
+    ("replication", {"replicates": replicates(grid() | {(1, "b"): False})}, "5 of 6"),
+]
+
+
+@pytest.mark.parametrize(("name", "changes", "says"), FAILURES)
+def test_failures_say_what_is_wrong(name: str, changes: dict[str, Any], says: str) -> None:
+    found = verdict(name, dataclasses.replace(GOOD, **changes))
+    assert found.status == "fail"
+    assert says.lower() in found.sentence.lower()
+
+
+NOT_RUN: list[tuple[str, dict[str, Any], str]] = [
+    ("integrity", {"problems": None}, "verify"),
+    ("integrity", {"rollouts": None}, "counts no training rollouts"),
+    ("preregistration", {"recomputed": None}, "no recipe"),
+    ("coverage", {"coverage": covered(energy=None)}, "held against the whole gradient"),
+    ("embedding", {"coverage": covered(token_norms={})}, "no target"),
+    ("norm_control", {"step_level": step_table(norm=None)}, "norm has no precision"),
+    ("in_context", {"token_level": token_table()[:1]}, "constructed target"),
+    (
+        "fluency",
+        {"rollout_level": rollout_table(d={"auc": None, "reason": "no pairs"})},
+        "no pairs",
+    ),
+    ("fluency", {"rollout_level": rollout_table(d={"norm": None})}, "norm has no"),
+    ("replication", {"replicates": replicates({(0, "a"): True})}, "1 seed with 1 draw,"),
+    ("replication", {"replicates": replicates({(s, "a"): True for s in range(3)})}, "--draws 2"),
+    ("replication", {"replicates": replicates({(0, "a"): True, (0, "b"): False})}, "disagree"),
+]
+
+
+@pytest.mark.parametrize(("name", "changes", "says"), NOT_RUN)
+def test_what_is_missing_is_named(name: str, changes: dict[str, Any], says: str) -> None:
+    found = verdict(name, dataclasses.replace(GOOD, **changes))
+    assert found.status == "not run"
+    assert says.lower() in found.sentence.lower()
+
+
+BOUNDARIES: list[tuple[str, dict[str, Any]]] = [
+    # Equal is enough where the rule says "by", "at least" or "no wider"; decimal fractions are not
+    # exact in binary, and 0.5 - 0.4 is a little less than 0.1.
+    ("norm_control", {"step_level": step_table(best=0.5, norm=0.4)}),
+    ("headroom", {"step_level": step_table(norm=0.3, ceiling=0.4)}),
+    ("coverage", {"coverage": covered(energy=0.999)}),
+    ("fluency", {"rollout_level": rollout_table(d={"lo": 0.55, "hi": 0.70})}),
+    ("replication", {"replicates": replicates(grid(up=False))}),
+    ("integrity", {"rollouts_expected": None}),
+    ("emergence", {"summary": {"s_b": {"9": 0.0, "10": 0.11}}}),
+]
+
+
+@pytest.mark.parametrize(("name", "changes"), BOUNDARIES)
+def test_the_threshold_itself(name: str, changes: dict[str, Any]) -> None:
+    found = verdict(name, dataclasses.replace(GOOD, **changes))
+    assert found.status == "pass", found.sentence
+
+
+@given(
+    lo=st.floats(0.3, 0.7),
+    width=st.floats(0.001, 0.4),
+    norm=st.floats(0.3, 0.9),
+    limit=st.floats(0.05, 0.3),
+)
+def test_fluency_is_the_rule_as_registered(
+    lo: float, width: float, norm: float, limit: float
+) -> None:
+    hi, auc = lo + width, lo + width / 2
+    evidence = dataclasses.replace(
+        GOOD,
+        rollout_level=rollout_table(d={"auc": auc, "lo": lo, "hi": hi, "norm": norm}),
+        thresholds=Thresholds(rollout_width=limit),
+    )
+    expected = lo > 0.5 and hi - lo <= limit + 1e-9 and auc > norm
+    assert (verdict("fluency", evidence).status == "pass") is expected
+
+
+def test_matched_pairs_are_powered_from_the_threshold_on() -> None:
+    for pairs, powered in ((99, False), (100, True)):
+        table = rollout_table(d={"pairs": pairs})
+        found = verdict("fluency", dataclasses.replace(GOOD, rollout_level=table))
+        assert found.evidence["sources"]["d"]["matched_powered"] is powered
+
+
+def test_draws_decide_where_there_are_any() -> None:
+    table = rollout_table(training={"lo": 0.3}, draw={})
+    assert decisive(table) == ["draw"]
+    assert verdict("fluency", dataclasses.replace(GOOD, rollout_level=table)).status == "pass"
+    alone = rollout_table(training={"lo": 0.3})
+    assert decisive(alone) == ["training"]
+    assert verdict("fluency", dataclasses.replace(GOOD, rollout_level=alone)).status == "fail"
+
+
+def test_the_best_targeted_estimator_is_not_a_control() -> None:
+    best = best_targeted(step_table(), "trained_window")
+    assert best is not None
+    assert best["estimator"] == "gas"
+
+
+def test_a_line_that_raises_is_left_to_raise() -> None:
+    @check(name="broken", title="A bug", order=1)
+    def broken(evidence: Evidence) -> Finding:
+        raise ZeroDivisionError
+
+    try:
+        with pytest.raises(ZeroDivisionError):
+            checklist.judge(GOOD)
+        with pytest.raises(ValueError, match="already registered"):
+            check(name="broken", title="Again", order=2)(broken)  # type: ignore[arg-type]
+    finally:
+        del _CHECKS["broken"]
+
+
+def test_stage_stores_verdicts_that_load_again(tmp_path: Path) -> None:
+    run = fake_run.full(tmp_path / "mine")
+    found = stage.check(run)
+    assert [v.name for v in found] == NAMES
+    assert stage.load(run) == found
+    assert all(v.evidence["preregistered"] is True for v in found)
+    status = {v.name: v.status for v in found}
+    assert status["replication"] == "not run"
+    assert status["coverage"] == status["embedding"] == status["integrity"] == "pass"
+
+
+def test_stage_notices_a_threshold_changed_after_the_data(tmp_path: Path) -> None:
+    run = fake_run.full(tmp_path / "mine")
+    assert run.recipe is not None
+    loose = run.recipe.thresholds.model_copy(update={"step_margin": 0.01})
+    run.recipe = run.recipe.model_copy(update={"thresholds": loose})
+    found = {v.name: v for v in stage.check(run)}
+    assert found["preregistration"].status == "fail"
+    assert found["norm_control"].evidence["preregistered"] is False
+    assert "changed after the data" in checklist.conclusion(list(found.values()))
+
+
+def test_stage_of_an_empty_run_runs_nothing(tmp_path: Path) -> None:
+    found = stage.check(fake_run.bare(tmp_path / "bare"))
+    assert {v.status for v in found} == {"not run"}
+    assert all(v.evidence["preregistered"] is None for v in found)
+
+
+def test_a_sweep_hands_its_other_runs_over(tmp_path: Path) -> None:
+    run = fake_run.full(tmp_path / "mine")
+    others = [Replicate(s, d, 0.6, 0.55, 0.65) for s in (0, 1) for d in ("seed-100", "seed-101")]
+    found = {v.name: v for v in stage.check(run, replicates=others)}["replication"]
+    assert found.status == "fail"  # the run's own second draw does not separate
+    assert found.evidence["seeds"] == [0, 1, 2]
+
+
+def with_status(**changes: str) -> list[Verdict]:
+    return [
+        Verdict(line.name, line.title, changes.get(line.name, "pass"), "")  # type: ignore[arg-type]
+        for line in checklist.registered()
+    ]
+
+
+CONCLUSIONS: list[tuple[dict[str, str], list[str], list[str]]] = [
+    (
+        {},
+        [
+            "The step-level ranking, the rollout-level ranking and the token-level",
+            "seeds and draws",
+        ],
+        ["this run only"],
+    ),
+    (dict.fromkeys(NAMES, "not run"), ["Nothing can be concluded"], ["may be believed"]),
+    ({"integrity": "fail"}, ["No ranking", "damaged or incomplete"], []),
+    ({"emergence": "fail", "coverage": "fail"}, ["did not emerge", "misses part"], []),
+    ({"headroom": "fail"}, ["step-level ranking has no headroom", "may be believed"], []),
+    (
+        {"replication": "fail"},
+        ["rollout-level ranking flips between seeds"],
+        ["level ranking and the rollout"],
+    ),
+    ({"replication": "not run"}, ["of this run only"], []),
+    ({"fluency": "not run"}, ["the rollout-level ranking was not tested"], []),
+    (
+        {"norm_control": "fail", "fluency": "fail", "in_context": "fail"},
+        ["No ranking of this run may be believed", "gradient magnitude", "fluency"],
+        [],
+    ),
+    ({"coverage": "not run"}, ["with coverage unchecked"], []),
+    ({"preregistration": "fail"}, ["changed after the data existed"], []),
+]
+
+
+@pytest.mark.parametrize(("changes", "says", "leaves_out"), CONCLUSIONS)
+def test_conclusion(changes: dict[str, str], says: list[str], leaves_out: list[str]) -> None:
+    found = checklist.conclusion(with_status(**changes))
+    assert found.endswith(".") and found.count(". ") == 0
+    assert all(part in found for part in says), found
+    assert not any(part in found for part in leaves_out), found
+
+
+@given(
+    st.lists(st.sampled_from(["pass", "fail", "not run"]), min_size=len(NAMES), max_size=len(NAMES))
+)
+def test_conclusion_believes_only_what_passed(statuses: list[str]) -> None:
+    status = dict(zip(NAMES, statuses, strict=True))
+    verdicts = with_status(**status)
+    levels = checklist.believed(verdicts)
+    text = checklist.conclusion(verdicts)
+    assert (" may be believed" in text and not text.startswith("No ")) is bool(levels)
+    if "the rollout-level ranking" in levels:
+        assert status["fluency"] == "pass" and status["replication"] != "fail"
+    if any(status[g] == "fail" for g in ("integrity", "emergence", "coverage", "embedding")):
+        assert not levels
+
+
+@pytest.mark.parametrize("value", [None, float("nan"), float("inf"), "0.5", True, object()])
+def test_finite_refuses_what_is_no_number(value: Any) -> None:
+    assert finite(value) is None
+
+
+def test_a_path_keeps_its_case_in_a_sentence() -> None:
+    assert sentence("no table") == "No table."
+    assert sentence("runs/mine has no table") == "runs/mine has no table."

@@ -1,0 +1,196 @@
+import numpy as np
+import polars as pl
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from behaviortrace.errors import BehaviorTraceError
+from behaviortrace.evaluate.levels import (
+    ROLLOUT_LEVEL_SCHEMA,
+    STEP_LEVEL_SCHEMA,
+    rollout_level,
+    step_level,
+    trained_window,
+)
+from behaviortrace.recipe import EvaluateSettings
+from behaviortrace.records import ROLLOUT_SCHEMA, SCORE_SCHEMA, conform
+from tests.published import ground_truth_rows
+from tests.reference import statistics as slow
+
+FEW = EvaluateSettings(resamples=200)
+
+
+def rollouts(steps=12, groups=2, size=4, seed=0, **columns):
+    generator = np.random.default_rng(seed)
+    n = steps * groups * size
+    frame = pl.DataFrame(
+        {
+            "rollout_id": [f"r{i}" for i in range(n)],
+            "step": np.repeat(np.arange(steps), groups * size),
+            "group": np.repeat(np.arange(steps * groups), size),
+            "behavior": generator.random(n) < 0.5,
+            "boosted": generator.random(n) < 0.2,
+            "fluency": -generator.random(n),
+        }
+        | columns
+    )
+    return conform(frame, ROLLOUT_SCHEMA)
+
+
+def scores(frame, values, *, embedding, estimator="gas", target="minimal_pair", source="training"):
+    long = pl.DataFrame({"rollout_id": frame["rollout_id"], "score": values}).with_columns(
+        source=pl.lit(source),
+        embedding=pl.lit(embedding),
+        estimator=pl.lit(estimator),
+        target=pl.lit(target),
+    )
+    return conform(long, SCORE_SCHEMA)
+
+
+@given(
+    st.dictionaries(st.integers(0, 30), st.sampled_from([0.0, 1e-9, 0.5, 1.0, 20.0])),
+    st.integers(0, 31),
+)
+def test_trained_window(norms, cutoff):
+    nonzero = [v for v in norms.values() if v > 0]
+    floor = 1e-6 * np.median(nonzero) if nonzero else 0
+    expected = [s for s in sorted(norms) if s < cutoff and norms[s] > floor]
+    assert trained_window(norms, cutoff) == expected
+
+
+def test_trained_window_edges():
+    assert trained_window({0: 0.0, 1: 0.0}, 5) == []
+    assert trained_window({}, 5) == []
+    assert trained_window({0: float("nan"), 1: 2.0}, None) == [1]
+    assert trained_window({0: 1.0, 1: 1e-7, 2: 1.0}, None) == [0, 2]  # rounding is not a gradient
+
+
+def test_step_level_reproduces_the_published_frame():
+    rows = ground_truth_rows().with_row_index("row")
+    frame = conform(rows.with_columns(rollout_id=pl.col("row").cast(pl.String)), ROLLOUT_SCHEMA)
+    last = (frame["step"] >= 900).cast(pl.Float64)
+    table = scores(frame, last, embedding="step", estimator="local_buffer", target=None)
+    found = step_level(frame, table, range(200))
+    assert dict(found.schema) == STEP_LEVEL_SCHEMA
+    overall, window = found.rows(named=True)
+    assert (overall["table"], window["table"]) == ("overall", "trained_window")
+    assert (overall["n"], overall["positives"], window["n"]) == (16_000, 1383, 3200)
+    assert overall["precision"] == 0.0
+    numbers = [overall["base_rate"], overall["ceiling"], window["precision"], window["ceiling"]]
+    assert [round(x, 4) for x in numbers] == [0.0864, 0.5510, 0.4322, 0.5510]
+    assert overall["target_free"] and overall["target"] is None
+
+
+def test_step_level_puts_tied_scores_first_and_bounds_each_by_its_own_ceiling():
+    frame = rollouts()
+    single = frame["boosted"].cast(pl.Float64)
+    tied = frame["step"].cast(pl.Float64)
+    table = pl.concat(
+        [scores(frame, single, embedding="update"), scores(frame, tied, embedding="step")]
+    )
+    found = step_level(frame, table, range(6))
+    assert found["embedding"].to_list() == ["step", "update"] * 2
+    exact = found.filter(pl.col("embedding") == "update")
+    assert exact["precision"].to_list() == [1.0, 1.0] and exact["ceiling"].to_list() == [1.0, 1.0]
+    step = found.filter(pl.col("embedding") == "step")
+    assert (step["precision"] <= step["ceiling"]).all() and (step["ceiling"] < 1).all()
+    assert (found["lift"] - found["precision"] / found["base_rate"]).abs().max() < 1e-12
+
+
+def test_step_level_undefined():
+    frame = rollouts()
+    values = frame["step"].cast(pl.Float64).to_list()
+    values[-8:] = [float("nan")] * 8  # the last step, which would otherwise be the best
+    found = step_level(frame, scores(frame, values, embedding="step"), [])
+    assert found["undefined"].to_list() == [8, 0]
+    worse = [-1.0 if np.isnan(v) else v for v in values]
+    same = step_level(frame, scores(frame, worse, embedding="step"), [])
+    assert found["precision"][0] == same["precision"][0]
+    assert found["precision"][1] is None and found["base_rate"][1] is None
+    assert found["reason"].to_list() == [None, "no rollout is in table 'trained_window'"]
+    clean = frame.with_columns(boosted=pl.lit(None, dtype=pl.Boolean))
+    none = step_level(clean, scores(frame, values, embedding="step"), range(6))
+    assert none["precision"].null_count() == none["lift"].null_count() == 2
+    assert none["reason"][0] == "no rollout of table 'overall' is boosted"
+
+
+def test_rollout_level_rows():
+    frame = rollouts()
+    values = np.random.default_rng(1).normal(size=frame.height)
+    table = pl.concat(
+        [
+            scores(frame, values, embedding="plain_centered"),
+            scores(frame, frame["fluency"], embedding="plain", estimator="fluency", target=None),
+            scores(frame, frame["step"].cast(pl.Float64), embedding="step"),
+            scores(frame, values, embedding="plain", source="draw-1"),
+        ]
+    )
+    found = rollout_level(frame, table, FEW)
+    assert dict(found.schema) == ROLLOUT_LEVEL_SCHEMA
+    assert found.height == 2 * 2 * 3  # labels x scores x variants; the step embedding is left out
+    assert set(found["source"]) == {"training"}
+    for label in ("behavior", "boosted"):
+        raw = found.filter(label=label, estimator="gas", variant="raw")
+        expected = slow.auc(values, frame[label].to_numpy(), frame["group"].to_numpy())
+        assert raw["auc"][0] == pytest.approx(expected)
+        assert raw["lo"][0] <= expected <= raw["hi"][0]
+        fluency = found.filter(label=label, estimator="fluency", variant="residualized")
+        assert fluency["auc"][0] == 0.5 and fluency["target_free"][0]
+    matched = found.filter(variant="matched")
+    assert (matched["delta"] == FEW.matched).all()
+    assert (matched["pairs"] < found.filter(variant="raw")["pairs"]).all()
+    assert found.filter(pl.col("variant") != "matched")["delta"].null_count() == 8
+    assert found["reason"].null_count() == found.height
+
+
+def test_rollout_level_leaves_out_what_is_undefined():
+    frame = rollouts(boosted=None)
+    values = np.random.default_rng(1).normal(size=frame.height)
+    hidden = np.arange(frame.height) % 5 == 0
+    table = scores(frame, np.where(hidden, np.nan, values), embedding="plain")
+    found = rollout_level(frame, table, FEW)
+    assert set(found["label"]) == {"behavior"}  # a draw has no boosted rollouts
+    label, group = frame["behavior"].to_numpy(), frame["group"].to_numpy()
+    expected = slow.auc(values[~hidden], label[~hidden], group[~hidden])
+    assert found.filter(variant="raw")["auc"][0] == pytest.approx(expected)
+
+
+def test_rollout_level_reasons():
+    frame = rollouts(fluency=None)
+    table = scores(frame, np.arange(float(frame.height)), embedding="plain")
+    found = rollout_level(frame, table, FEW).filter(label="behavior")
+    assert found["reason"].to_list() == [None] + ["fluency is not recorded"] * 2
+    assert found["auc"].null_count() == 2
+
+    part = rollouts().with_columns(
+        fluency=pl.when(pl.int_range(pl.len()) % 4 == 0).then(None).otherwise("fluency")
+    )
+    found = rollout_level(part, table, FEW).filter(label="behavior")
+    raw, residualized, _ = found.rows(named=True)
+    assert residualized["pairs"] < raw["pairs"] and residualized["auc"] is not None
+
+    flat = rollouts(behavior=True)
+    found = rollout_level(flat, table, FEW).filter(label="behavior")
+    assert found["auc"].null_count() == 3 and (found["pairs"] == 0).all()
+    assert found["reason"].str.contains("both with and without 'behavior'").all()
+
+    spread = rollouts(fluency=-np.arange(96.0))
+    found = rollout_level(spread, table, FEW).filter(label="behavior", variant="matched")
+    assert found["reason"][0] == "no pair has a fluency difference within 0.1 nats"
+
+    one = rollouts(steps=1, groups=1, behavior=[True, False, True, False])
+    few = scores(one, np.arange(4.0), embedding="plain")
+    found = rollout_level(one, few, FEW).filter(label="behavior", variant="raw")
+    assert found["auc"][0] == 0.25 and found["lo"][0] is None
+    assert found["reason"][0] == "only one group has pairs, so there is nothing to resample"
+
+
+def test_scores_that_do_not_belong_are_refused():
+    frame = rollouts()
+    values = np.zeros(frame.height)
+    other = frame.with_columns(rollout_id=pl.lit("x") + pl.col("rollout_id"))
+    with pytest.raises(BehaviorTraceError, match="96 scores of rollouts that source 'training'"):
+        step_level(frame, scores(other, values, embedding="step"), [])
+    twice = scores(frame, values, embedding="plain")
+    with pytest.raises(BehaviorTraceError, match="twice by 'gas'"):
+        rollout_level(frame, pl.concat([twice, twice]), FEW)
