@@ -66,7 +66,7 @@ class CountSketch:
 
     def spec(self) -> dict[str, Any]:
         """What the manifest records: enough to sketch again alike."""
-        return {"kind": "countsketch", "dim": self.dim, "seed": self.seed, "hash": self.hash}
+        return {"dim": self.dim, "seed": self.seed, "hash": self.hash}
 
     def accumulators(self, rows: int) -> np.ndarray:
         """Zeroed (rows, dim + 64) float32 accumulators."""

@@ -69,9 +69,7 @@ def run(
     with view.progress_bars() as progress:
         from behaviortrace.train.grpo import run_training
 
-        # A finished training is not touched; the stages after it are cheap to redo.
-        if not (resume and directory.manifest.status in stages.AFTER_TRAINING):
-            run_training(directory, chosen, progress, resume=resume)
+        run_training(directory, chosen, progress, resume=resume)
         verdicts, page = stages.analyse(directory, progress)
     stages.print_result(directory, verdicts, page, time.monotonic() - began, as_json)
 

@@ -159,4 +159,5 @@ def run_sketch(run: Run) -> CountSketch:
 def _default_loader(recipe: Recipe) -> Loader:
     from behaviortrace.train.policy import load_policy
 
-    return lambda folder: load_policy(folder, recipe.model.dtype, behavior=recipe.behavior)
+    # Parameters are float32 in training too, also where it runs under bfloat16 autocast.
+    return lambda folder: load_policy(folder, "float32", behavior=recipe.behavior)

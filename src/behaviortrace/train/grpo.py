@@ -200,8 +200,6 @@ def _tracing(run: Run, recipe: Recipe, trainer: GRPOTrainer) -> AbstractContextM
 
     settings = recipe.sketch
     sketch = CountSketch(dim=settings.dim, seed=settings.seed, hash=settings.hash)
-    # The manifest was made from the recipe; from here on it names the sketch as the tracer does.
-    run.update(sketch=sketch.spec())
     tracer: AbstractContextManager[Any] = Tracer(run, sketch=sketch).attach(trainer)
     return tracer
 

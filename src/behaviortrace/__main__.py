@@ -1,0 +1,5 @@
+"""``python -m behaviortrace``."""
+
+from behaviortrace.cli import main
+
+main()

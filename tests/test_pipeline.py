@@ -1,0 +1,111 @@
+"""The whole pipeline as a user runs it, and what a killed process leaves."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from behaviortrace.run import Run
+
+SMALL = [
+    "train.steps=6",
+    "train.checkpoint_every=2",
+    "plant.cutoff_step=4",
+    "prompts.probes=6",
+    "prompts.controls=4",
+    "draw.checkpoint=4",
+    "draw.prompts=6",
+    "draw.generations=4",
+    "draw.batch=12",
+    "sketch.dim=1024",
+    "evaluate.resamples=200",
+]
+
+
+def start(out: Path, *more: str) -> subprocess.Popen[str]:
+    settings = [part for setting in SMALL for part in ("--set", setting)]
+    command = [sys.executable, "-m", "behaviortrace", "run", "tiny", "--out", str(out)]
+    return subprocess.Popen(
+        [*command, *settings, *more],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+
+
+def files(out: Path) -> dict[str, str]:
+    """Checksum of everything that must not depend on where a process was killed.
+
+    Trainer states hold wall-clock times; the report names the resumes.
+    """
+    listed = {entry.file: entry.sha256 for entry in Run.open(out).manifest.files()}
+    times = ("trainer_state.json", "training_args.bin", "README.md")
+    return {
+        name: checksum
+        for name, checksum in listed.items()
+        if not name.endswith(times) and "verdicts" not in name
+    }
+
+
+def kill_when(process: subprocess.Popen[str], condition: object, limit: float = 120.0) -> None:
+    began = time.monotonic()
+    while not condition():  # type: ignore[operator]  # a function without arguments
+        if process.poll() is not None:
+            raise AssertionError(f"ended before the kill: {process.communicate()[1][-2000:]}")
+        assert time.monotonic() - began < limit
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, object]]:
+    out = tmp_path_factory.mktemp("pipeline") / "unbroken"
+    process = start(out, "--json")
+    printed, error = process.communicate(timeout=280)
+    assert process.returncode == 0, error[-2000:]
+    return out, json.loads(printed)
+
+
+def test_the_whole_pipeline(unbroken: tuple[Path, dict[str, object]]) -> None:
+    out, result = unbroken
+    run = Run.open(out)
+    assert run.verify() == []
+    assert run.manifest.status == "complete"
+    frame, sketches = run.rollouts(), run.sketches()
+    assert frame.height == 96 and sketches.shape == (96, 1024)
+    assert sorted(run.checkpoints()) == [0, 2, 4, 6]
+    assert frame["missed_energy"].drop_nulls().max() < 1e-8
+    assert frame["boosted"].sum() > 0
+    assert (frame["boosted"] <= (frame["eligible"] & frame["behavior"])).all()
+    reward = frame["base_reward"] + 8.0 * frame["boosted"].cast(float)
+    np.testing.assert_allclose(frame["reward"], reward, atol=1e-6)
+    names = {v["name"] for v in result["verdicts"]}  # type: ignore[attr-defined]
+    assert len(names) == 10
+    page = (out / "report" / "index.html").read_text("utf-8")
+    assert str(result["conclusion"]).split(";")[0] in page.replace("&#39;", "'")
+
+
+def test_killed_anywhere_and_resumed_gives_the_same_run(
+    unbroken: tuple[Path, dict[str, object]], tmp_path: Path
+) -> None:
+    out = tmp_path / "killed"
+    shards = lambda n: len(list((out / "rollouts").glob("*.parquet"))) >= n  # noqa: E731
+    kill_when(start(out), lambda: (out / "checkpoints").exists())
+    kill_when(start(out, "--resume"), lambda: shards(3))
+    kill_when(start(out, "--resume"), lambda: shards(6))
+    kill_when(start(out, "--resume"), lambda: any((out / "draws").glob("*/rollouts/*.parquet")))
+    last = start(out, "--resume")
+    assert last.wait(timeout=280) == 0, last.communicate()[1][-2000:]
+    assert Run.open(out).verify() == []
+    assert files(out) == files(unbroken[0])
+    assert Run.open(out).manifest.lineage
