@@ -32,9 +32,9 @@ class BothSink(tracer_module.SketchSink):
         assert self.exact is not None
         self.exact.begin(self.rows, on)
 
-    def _add(self, slot: Any, flat: torch.Tensor, start: int) -> None:
-        super()._add(slot, flat, start)
-        self.exact._add(slot, flat, start)
+    def _take(self, slot: Any, flat: torch.Tensor, start: int) -> None:
+        super()._take(slot, flat, start)
+        self.exact._take(slot, flat, start)
 
     def _take_positions(self, slot: Any, ids: torch.Tensor, gradients: torch.Tensor) -> None:
         super()._take_positions(slot, ids, gradients)

@@ -133,8 +133,14 @@ class RowGradients:
         self.armed = True
 
     def disarm(self) -> RowBatch:
-        """End the micro-batch; the sink holds its rows."""
+        """End the micro-batch; the sink holds its rows.
+
+        Raises:
+            RuntimeError: the head left its gradient to a tied embedding that never ran backward.
+        """
         self.armed = False
+        if self._tied:
+            raise RuntimeError(f"no backward reached the tied embedding {list(self._tied)[0]!r}")
         tokens = None if self.mask is None else self.mask.sum(1).long().cpu().numpy()
         return RowBatch(
             plain=self._plain,
@@ -220,9 +226,15 @@ class RowGradients:
             self._tied[slot.name] = gather
         return gather
 
-    def add_tied_cross_term(self, slot: Slot, ids: torch.Tensor, gy: torch.Tensor) -> None:
-        """Twice the inner product of a tied weight's two uses, into the squared norms."""
-        gather = self._tied.get(slot.name)
-        if gather is not None and gather.gradient is not None:
-            both = (gather.gradient * gy).sum(2) * (ids >= 0)
-            self.sink.squares += 2 * both.sum(1).double()
+    def join_tied(self, slot: Slot, ids: torch.Tensor, gy: torch.Tensor) -> torch.Tensor | None:
+        """Join a tied weight's two uses at the embedding.
+
+        Twice their inner product goes into the squared norms. Returns the head's weighted sum, for
+        the embedding to add its own to and to give to autograd.
+        """
+        gather = self._tied.pop(slot.name, None)
+        if gather is None or gather.gradient is None:
+            return None
+        both = (gather.gradient * gy).sum(2) * (ids >= 0)
+        self.sink.squares += 2 * both.sum(1).double()
+        return gather.total

@@ -49,7 +49,10 @@ class RowLogProb(torch.autograd.Function):
         slot = engine.parameter_slot(weight) if needs_weight else None
         tied = engine.tied_gather(slot, where.shape)
         grad_hidden = torch.zeros(*where.shape, hidden.shape[1], device=hidden.device)
-        grad_weight, grad_bias = [], []
+        total = None
+        if slot is not None and engine.sink.want_sum:
+            total = torch.empty(weight.shape, device=weight.device)
+        grad_bias = []
         for start in range(0, weight.shape[0], _VOCABULARY_CHUNK):
             end = min(start + _VOCABULARY_CHUNK, weight.shape[0])
             part = None if bias is None else bias[start:end]
@@ -57,26 +60,22 @@ class RowLogProb(torch.autograd.Function):
             if needs_hidden:
                 grad_hidden += logits @ weight[start:end].to(ctx.compute_dtype).float()
             if slot is not None:
+                into = None if total is None else total[start:end]
                 first = start * weight.shape[1]
-                grad_weight.append(engine.sink.outer(slot, logits, tile.hidden32, first))
+                engine.sink.outer(slot, logits, tile.hidden32, first, into)
                 tied.add(logits, start)
             if needs_bias:
                 grad_bias.append(logits.sum(1))
-        tied.finish(tile.hidden32)
+        total = tied.finish(tile.hidden32, total)
         return (
             None,
             _scattered(grad_hidden, where, hidden) if needs_hidden else None,
-            _joined(grad_weight, weight) if slot is not None else None,
+            None if total is None else total.to(weight.dtype),
             engine.sink.dense(engine.parameter_slot(bias), torch.cat(grad_bias, 1)).to(bias.dtype)
             if needs_bias
             else None,
             *[None] * 6,
         )
-
-
-def _joined(parts: list[torch.Tensor | None], weight: torch.Tensor) -> torch.Tensor | None:
-    wanted = [part for part in parts if part is not None]
-    return torch.cat(wanted).to(weight.dtype) if wanted else None
 
 
 def _scattered(rows: torch.Tensor, where: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
@@ -122,7 +121,7 @@ class _LogitGradient:
             t = torch.tanh(y * scale / self.settings["softcap"])
             y, slope = self.settings["softcap"] * t * inverse, (1 - t * t) * scale * inverse
         elif slope != 1:
-            y = y * slope
+            y = y.mul_(slope)
         log_p = y.sub_(self.log_z[..., None])
         grad = torch.exp(log_p)
         if grad_entropy is not None:
@@ -146,10 +145,12 @@ class _LogitGradient:
 
 
 class TiedGather:
-    """Collects the head's row gradients at a row's own input tokens.
+    """What the head leaves for the embedding whose weight it shares.
 
-    With tied embeddings one weight is used twice, and the squared norm of a row's gradient needs
-    the inner product of both uses; the embedding's is nonzero only at the row's input tokens.
+    With tied embeddings one weight is used twice. The squared norm of a row's gradient needs the
+    inner product of both uses, and the embedding's is nonzero only at the row's input tokens: the
+    head's gradient there is collected. The head's weighted sum is left for the embedding's
+    backward, always the later one, to add to, which spares two passes over the whole table.
 
     Args:
         ids: (rows, inputs) token ids, negative where none; None if the weight is not tied.
@@ -159,6 +160,7 @@ class TiedGather:
     def __init__(self, ids: torch.Tensor | None, rows: int, positions: int) -> None:
         self.ids = ids
         self.gradient: torch.Tensor | None = None
+        self.total: torch.Tensor | None = None
         if ids is not None:
             self._columns = torch.zeros(rows, positions, ids.shape[1], device=ids.device)
 
@@ -171,7 +173,18 @@ class TiedGather:
         index = local.clamp(0, logits.shape[2] - 1)[:, None].expand(-1, logits.shape[1], -1)
         self._columns += logits.gather(2, index) * inside[:, None]
 
-    def finish(self, hidden: torch.Tensor) -> None:
-        """Multiply by the head's inputs, giving (rows, inputs, width)."""
-        if self.ids is not None:
-            self.gradient = torch.bmm(self._columns.transpose(1, 2), hidden)
+    def finish(self, hidden: torch.Tensor, total: torch.Tensor | None) -> torch.Tensor | None:
+        """End the head's part.
+
+        Args:
+            hidden: (rows, positions, width) inputs of the head.
+            total: weighted sum of the head's weight gradient.
+
+        Returns:
+            The sum the head itself must give to autograd: None where the embedding will.
+        """
+        if self.ids is None:
+            return total
+        self.gradient = torch.bmm(self._columns.transpose(1, 2), hidden)
+        self.total = total
+        return None

@@ -52,9 +52,18 @@ def _half_block(out: Any, bits: Any, signs: Any) -> None:
         out[u] = out[u] + np.int32(bits[u] ^ flip).view(np.float32)
 
 
+@njit(fastmath={"reassoc", "contract"}, **_INNER)
+def _squares(values: Any) -> Any:
+    total = np.float32(0.0)
+    for i in range(values.shape[0]):
+        total += values[i] * values[i]
+    return total
+
+
 @njit(**_INNER)
-def _block_row(out: Any, bits: Any, block: Any, mask: Any, key: Any) -> None:
+def _block_row(out: Any, bits: Any, values: Any, block: Any, mask: Any, key: Any) -> Any:
     n = bits.shape[0]
+    squares = 0.0
     for b in range(n // 64):
         word = key + np.uint64(block + b) * _TWO * GOLDEN
         start = mix(word) & mask
@@ -66,8 +75,10 @@ def _block_row(out: Any, bits: Any, block: Any, mask: Any, key: Any) -> None:
             bits[at + _HALF : at + _LANES],
             np.uint32(signs >> _S32),
         )
+        squares += _squares(values[at : at + _LANES])
     rest = n // 64 * 64
     if rest < n:
+        squares += _squares(values[rest:])
         word = key + np.uint64(block + n // 64) * _TWO * GOLDEN
         start = mix(word) & mask
         signs = mix(word + GOLDEN)
@@ -75,21 +86,26 @@ def _block_row(out: Any, bits: Any, block: Any, mask: Any, key: Any) -> None:
             lane = np.uint64(i - rest)
             value = np.int32(bits[i]).view(np.float32)
             out[start + lane] += -value if (signs >> lane) & np.uint64(1) else value
+    return squares
 
 
 @njit(parallel=True, **_INNER)
-def block_rows(out: Any, bits: Any, block: Any, mask: Any, key: Any) -> None:
-    """Sketch rows of coordinates that start on a block.
+def block_rows(
+    out: Any, squares: Any, values: Any, bits: Any, block: Any, mask: Any, key: Any
+) -> None:
+    """Sketch rows of coordinates that start on a block, and sum their squares.
 
     Args:
         out: (rows, dim + 64) float32 accumulators, added to.
-        bits: (rows, n) float32 values seen as int32.
+        squares: (rows,) float64, added to.
+        values: (rows, n) float32.
+        bits: the same seen as int32.
         block: number of the first block.
         mask: dim - 1, uint64.
         key: hash key, uint64.
     """
     for r in prange(bits.shape[0]):
-        _block_row(out[r], bits[r], block, mask, key)
+        squares[r] += _block_row(out[r], bits[r], values[r], block, mask, key)
 
 
 @njit(parallel=True, **_INNER)
@@ -120,21 +136,25 @@ def block_positions(
 
 
 @njit(parallel=True, **_INNER)
-def coordinate_rows(out: Any, values: Any, index: Any, mask: Any, key: Any) -> None:
-    """Sketch rows of consecutive coordinates, each hashed by itself.
+def coordinate_rows(out: Any, squares: Any, values: Any, index: Any, mask: Any, key: Any) -> None:
+    """Sketch rows of consecutive coordinates, each hashed by itself, and sum their squares.
 
     Args:
         out: (rows, dim + 64) float32 accumulators, added to.
+        squares: (rows,) float64, added to.
         values: (rows, n) float32.
         index: global index of the first coordinate.
         mask: dim - 1, uint64.
         key: hash key, uint64.
     """
     for r in prange(values.shape[0]):
+        total = 0.0
         for i in range(values.shape[1]):
             h = mix(key + (np.uint64(index) + np.uint64(i)) * GOLDEN)
             value = values[r, i]
+            total += np.float64(value) * np.float64(value)
             out[r, h & mask] += -value if h >> _S63 else value
+        squares[r] += total
 
 
 @njit(parallel=True, **_INNER)

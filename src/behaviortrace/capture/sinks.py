@@ -15,7 +15,7 @@ from behaviortrace.capture import device
 from behaviortrace.capture.layout import BLOCK, Layout, Slot
 from behaviortrace.capture.sketch import CountSketch
 
-_TILE = 65_536  # coordinates of one row in a tile: 256 KB, so rows of a micro-batch fit in L2
+_TILE = 131_072
 
 
 class RowSink(ABC):
@@ -41,7 +41,12 @@ class RowSink(ABC):
         self._begin(on)
 
     def outer(
-        self, slot: Slot, left: torch.Tensor, right: torch.Tensor, start: int = 0
+        self,
+        slot: Slot,
+        left: torch.Tensor,
+        right: torch.Tensor,
+        start: int = 0,
+        into: torch.Tensor | None = None,
     ) -> torch.Tensor | None:
         """Row gradients that are outer products summed over positions.
 
@@ -50,12 +55,15 @@ class RowSink(ABC):
             left: (rows, positions, a) float32.
             right: (rows, positions, b) float32.
             start: first coordinate of the (a, b) piece in the parameter.
+            into: (a, b) float32, contiguous, where the sum is to be written.
 
         Returns:
             (a, b) float32: the sum over rows of weight x left^T right; None if not wanted.
         """
         a, b = left.shape[2], right.shape[2]
-        total = torch.empty(a * b, device=left.device) if self.want_sum else None
+        total = None
+        if self.want_sum:
+            total = torch.empty(a * b, device=left.device) if into is None else into.view(-1)
         unit = BLOCK // np.gcd(b, BLOCK)
         step = max(unit, _TILE // b // unit * unit)
         work = torch.empty(self.rows * min(step, a) * b, device=left.device)
@@ -76,7 +84,11 @@ class RowSink(ABC):
         return (flat.t() @ self.weight).view(slot.shape) if self.want_sum else None
 
     def positions(
-        self, slot: Slot, ids: torch.Tensor, gradients: torch.Tensor
+        self,
+        slot: Slot,
+        ids: torch.Tensor,
+        gradients: torch.Tensor,
+        onto: torch.Tensor | None = None,
     ) -> torch.Tensor | None:
         """Row gradients of a table, given per position; negative ids are skipped.
 
@@ -84,6 +96,7 @@ class RowSink(ABC):
             slot: the table, (entries, width).
             ids: (rows, positions) int64.
             gradients: (rows, positions, width) float32.
+            onto: (entries, width) float32, a sum to add to in place.
 
         Returns:
             (entries, width) float32 weighted sum; None if not wanted.
@@ -97,18 +110,15 @@ class RowSink(ABC):
         if not self.want_sum:
             return None
         weighted = gradients * self.weight[:, None, None]
-        total = torch.zeros(slot.shape, device=gradients.device)
+        total = torch.zeros(slot.shape, device=gradients.device) if onto is None else onto
         return total.index_add_(0, ids[used], weighted[used])
-
-    def _take(self, slot: Slot, flat: torch.Tensor, start: int) -> None:
-        self.squares += torch.linalg.vector_norm(flat, dim=1).double() ** 2
-        self._add(slot, flat, start)
 
     @abstractmethod
     def _begin(self, on: torch.device) -> None: ...
 
     @abstractmethod
-    def _add(self, slot: Slot, flat: torch.Tensor, start: int) -> None: ...
+    def _take(self, slot: Slot, flat: torch.Tensor, start: int) -> None:
+        """Take (rows, n) coordinates ``start ...`` of a parameter; add to ``squares``."""
 
     @abstractmethod
     def _take_positions(self, slot: Slot, ids: torch.Tensor, gradients: torch.Tensor) -> None: ...
@@ -133,10 +143,11 @@ class SketchSink(RowSink):
         else:
             self._host, self._device = None, torch.zeros(self.rows, self.sketch.dim, device=on)
 
-    def _add(self, slot: Slot, flat: torch.Tensor, start: int) -> None:
+    def _take(self, slot: Slot, flat: torch.Tensor, start: int) -> None:
         if self._host is not None:
-            self.sketch.add(self._host, flat.numpy(), slot, start)
+            self.sketch.add(self._host, flat.numpy(), slot, start, self.squares.numpy())
         else:
+            self.squares += torch.linalg.vector_norm(flat, dim=1).double() ** 2
             device.add(self.sketch, self._device, flat, slot, start)
 
     def _take_positions(self, slot: Slot, ids: torch.Tensor, gradients: torch.Tensor) -> None:
@@ -168,7 +179,8 @@ class ExactSink(RowSink):
     def _begin(self, on: torch.device) -> None:
         self._gradients = torch.zeros(self.rows, self.layout.size, device=on)
 
-    def _add(self, slot: Slot, flat: torch.Tensor, start: int) -> None:
+    def _take(self, slot: Slot, flat: torch.Tensor, start: int) -> None:
+        self.squares += (flat.double() ** 2).sum(1)
         at = slot.index + start
         self._gradients[:, at : at + flat.shape[1]] += flat
 

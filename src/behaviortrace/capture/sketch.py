@@ -72,7 +72,14 @@ class CountSketch:
         """Zeroed (rows, dim + 64) float32 accumulators."""
         return np.zeros((rows, self.dim + 64), np.float32)
 
-    def add(self, out: np.ndarray, values: np.ndarray, slot: Slot, start: int = 0) -> None:
+    def add(
+        self,
+        out: np.ndarray,
+        values: np.ndarray,
+        slot: Slot,
+        start: int = 0,
+        squares: np.ndarray | None = None,
+    ) -> None:
         """Add coordinates ``start ...`` of a parameter to accumulators.
 
         Args:
@@ -80,15 +87,18 @@ class CountSketch:
             values: (rows, n) float32, C-contiguous in its last axis.
             slot: the parameter.
             start: first coordinate in the parameter; a multiple of 64 for the block hash.
+            squares: (rows,) float64, to which each row's sum of squares is added.
         """
+        if squares is None:
+            squares = np.zeros(len(values))
         mask, key = np.uint64(self.dim - 1), np.uint64(self.key)
         if self.hash == "block":
             if start % 64:
                 raise ValueError(f"start {start} is not a multiple of 64")
             bits = values.view(np.int32)
-            kernels.block_rows(out, bits, slot.block + start // 64, mask, key)
+            kernels.block_rows(out, squares, values, bits, slot.block + start // 64, mask, key)
         else:
-            kernels.coordinate_rows(out, values, slot.index + start, mask, key)
+            kernels.coordinate_rows(out, squares, values, slot.index + start, mask, key)
 
     def add_positions(
         self, out: np.ndarray, values: np.ndarray, ids: np.ndarray, slot: Slot

@@ -99,8 +99,8 @@ class EmbeddingRule(Rule):
         """See :meth:`Rule.gradients`."""
         slot = engine.slot(self.module, "weight")
         ids, gy = self.ids(x), _positions(gy)
-        engine.add_tied_cross_term(slot, ids, gy)
-        return [engine.sink.positions(slot, ids, gy)]
+        total = engine.join_tied(slot, ids, gy)
+        return [engine.sink.positions(slot, ids, gy, total)]
 
 
 class ScaleRule(Rule):
