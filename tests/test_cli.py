@@ -30,6 +30,11 @@ def test_recipes_lists_every_recipe(capsys: pytest.CaptureFixture[str]) -> None:
     assert "smollm2-quick" in capsys.readouterr().out
 
 
+def test_no_argument_shows_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call() == 0
+    assert "evaluate" in capsys.readouterr().out
+
+
 def test_a_plan_tells_the_cost_and_starts_nothing(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -52,6 +57,10 @@ def test_a_plan_tells_the_cost_and_starts_nothing(
         (["run", "tiny", "--set", "train.steps=[1"], "YAML"),
         (["run", "tiny", "--set", "model.source=/no/such/model"], "/no/such/model"),
         (["models", "pull", "gpt5"], "gpt5"),
+        (["nosuch"], "nosuch"),
+        (["auc", "x.csv"], "label"),
+        (["run", "tiny", "--stepz", "3"], "--stepz"),
+        (["run", "tiny", "--seed", "many"], "--seed"),
         (["check", "no/run"], "no/run"),
         (["verify", "no/run"], "no/run"),
     ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from behaviortrace import cli
 from behaviortrace.run import Run
 
 SMALL = [
@@ -109,3 +111,53 @@ def test_killed_anywhere_and_resumed_gives_the_same_run(
     assert Run.open(out).verify() == []
     assert files(out) == files(unbroken[0])
     assert Run.open(out).manifest.lineage
+
+
+def stage(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    with pytest.raises(SystemExit) as stop:
+        cli.main(list(arguments))
+    assert not stop.value.code
+    return capsys.readouterr().out
+
+
+def test_each_stage_can_be_rerun_alone(
+    unbroken: tuple[Path, dict[str, object]],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    out = tmp_path / "run"
+    shutil.copytree(unbroken[0], out)
+    before = files(out)
+    for name in ("draw", "target", "score"):
+        stage(capsys, name, str(out))
+    assert files(out) == before
+    evaluated = json.loads(stage(capsys, "evaluate", str(out), "--json"))
+    assert evaluated["summary"]["n_rollouts"] == 96
+    assert {"step_level", "rollout_level"} <= set(evaluated)
+    assert "n_rollouts" in stage(capsys, "evaluate", str(out))
+    checked = json.loads(stage(capsys, "check", str(out), "--json"))
+    assert len(checked["verdicts"]) == 10
+    assert "verdict" in stage(capsys, "check", str(out))
+    assert stage(capsys, "report", str(out)).strip().endswith("index.html")
+    assert json.loads(stage(capsys, "verify", str(out), "--json"))["sound"]
+    assert "is sound" in stage(capsys, "verify", str(out))
+    assert files(out) == before
+
+
+def test_damage_is_found_and_exits_1(
+    unbroken: tuple[Path, dict[str, object]],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    out = tmp_path / "run"
+    shutil.copytree(unbroken[0], out)
+    shard = sorted((out / "rollouts").glob("*.parquet"))[2]
+    content = bytearray(shard.read_bytes())
+    content[len(content) // 2] ^= 1
+    shard.write_bytes(bytes(content))
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["verify", str(out)])
+    assert stop.value.code == 1 and shard.name in capsys.readouterr().out
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["score", str(out)])
+    assert stop.value.code == 2 and shard.name in capsys.readouterr().err

@@ -7,7 +7,10 @@ from collections import defaultdict
 from behaviortrace.checklist.evidence import Evidence
 from behaviortrace.checklist.registry import Finding, check, not_run
 
-REMEDY = "run `behaviortrace sweep RECIPE --seeds {seeds} --draws {draws} --out DIR`"
+REMEDY = (
+    "repeat the run with --seed, take more draws with `behaviortrace draw RUN --seed N`, and "
+    "believe what holds in all"
+)
 
 
 @check(name="replication", title="Multiple seeds and generation draws agree", order=100)
@@ -36,15 +39,14 @@ def replication(evidence: Evidence) -> Finding:
         "separating": separating if total else None,
     }
     if len(draws) < seeds_needed or fewest < draws_needed:
-        remedy = REMEDY.format(seeds=",".join(map(str, range(seeds_needed))), draws=draws_needed)
         if not total:
-            return not_run(f"no draw has a rollout-level result; {remedy}", **limits)
+            return not_run(f"no draw has a rollout-level result; {REMEDY}", **limits)
         split = f"; {separating} of {total} draws separate, so they disagree"
         return Finding(
             "not run",
             f"{_count(len(draws), 'seed')} with {_count(fewest, 'draw')}, where {seeds_needed} "
             f"seeds with {draws_needed} draws are needed{split if 0 < separating < total else ''}"
-            f"; {remedy}",
+            f"; {REMEDY}",
             facts,
             limits,
         )

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import sys
 
-import click
 import typer
+from typer.exceptions import TyperException
 
 from behaviortrace.cli import judge, models, pipeline, stages
 from behaviortrace.errors import BehaviorTraceError
@@ -14,7 +14,6 @@ from behaviortrace.errors import BehaviorTraceError
 app = typer.Typer(
     name="behaviortrace",
     help="Which rollouts taught a model its behaviour, and how to know the answer is real.",
-    no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -46,14 +45,16 @@ app.add_typer(models.app, name="models")
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line; exit code 2 and one line on stderr for what the user can mend."""
+    given = sys.argv[1:] if arguments is None else arguments
     try:
-        code = app(args=arguments, standalone_mode=False)
+        code = app(args=given or ["--help"], standalone_mode=False)
         sys.exit(code if isinstance(code, int) else 0)
-    except click.exceptions.Abort:
+    except (typer.Abort, KeyboardInterrupt):
         _say("interrupted; a run goes on with --resume")
         sys.exit(130)
-    except click.ClickException as error:
-        error.show()
+    except TyperException as error:
+        message = getattr(error, "format_message", lambda: str(error))()
+        _say(f"{' '.join(message.split()).rstrip('.')}; --help tells what there is")
         sys.exit(2)
     except BehaviorTraceError as error:
         if os.environ.get("BEHAVIORTRACE_DEBUG"):

@@ -9,7 +9,7 @@ import typer
 from behaviortrace.cli import view
 from behaviortrace.errors import BehaviorTraceError
 
-app = typer.Typer(help="Models that can be had without a hub.", no_args_is_help=True)
+app = typer.Typer(help="Models that can be had without a hub.")
 
 
 @app.callback()
