@@ -1,4 +1,4 @@
-"""Capture inside a real, stock GRPOTrainer against plain autograd."""
+"""Capture inside a real, stock trainer: what is recorded, what is refused, what is left alone."""
 
 from __future__ import annotations
 
@@ -8,192 +8,27 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from trl import GRPOTrainer
 
-import behaviortrace.capture.tracer as tracer_module
-from behaviortrace.capture import CountSketch, Tracer
-from behaviortrace.capture.sinks import ExactSink
+from behaviortrace.capture import Tracer
 from behaviortrace.errors import BehaviorTraceError
 from behaviortrace.run import Run
-from tests.trainers import grpo
-
-SKETCH = CountSketch(1024, seed=1)
-
-
-class BothSink(tracer_module.SketchSink):
-    """Sketches, and keeps whole rows beside."""
-
-    def __init__(self, sketch: CountSketch) -> None:
-        super().__init__(sketch)
-        self.exact: ExactSink | None = None
-
-    def _begin(self, on: torch.device) -> None:
-        super()._begin(on)
-        assert self.exact is not None
-        self.exact.begin(self.rows, on)
-
-    def _take(self, slot: Any, flat: torch.Tensor, start: int) -> None:
-        super()._take(slot, flat, start)
-        self.exact._take(slot, flat, start)
-
-    def _take_positions(self, slot: Any, ids: torch.Tensor, gradients: torch.Tensor) -> None:
-        super()._take_positions(slot, ids, gradients)
-        self.exact._take_positions(slot, ids, gradients)
-
-
-class Watched:
-    """Runs a traced trainer; after each micro-batch compares rows with plain autograd."""
-
-    def __init__(self, trainer: GRPOTrainer, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.trainer = trainer
-        self.worst_sum = self.worst_row = self.worst_sketch = self.worst_norm = 0.0
-        self.checked = self.plain = 0
-        self.monkeypatch = monkeypatch
-
-    def run(self, folder: Path, **options: Any) -> Watched:
-        sinks: list[BothSink] = []
-
-        def make(sketch: CountSketch) -> BothSink:
-            sinks.append(BothSink(sketch))
-            return sinks[-1]
-
-        self.monkeypatch.setattr(tracer_module, "SketchSink", make)
-        original = tracer_module._Recorder._note_rows
-        watched = self
-
-        def note(recorder: Any) -> None:
-            watched.compare(recorder, recorder.sink.exact)
-            original(recorder)
-
-        def begin(recorder: Any, *args: Any) -> None:
-            watched_init(recorder, *args)
-            recorder.sink.exact = ExactSink(recorder.engine.layout)
-
-        watched_init = tracer_module._Recorder.__init__
-        self.monkeypatch.setattr(tracer_module._Recorder, "__init__", begin)
-        self.monkeypatch.setattr(tracer_module._Recorder, "_note_rows", note)
-        kept = self.trainer._compute_loss
-        self.compute = kept
-        tracer = Tracer(folder, SKETCH, **options)
-        with tracer.attach(self.trainer):
-            inner = self.trainer._compute_loss
-
-            def compute(model: Any, inputs: Any) -> Any:
-                self.inputs = dict(inputs)
-                self.before = self.gradients()
-                return inner(model, inputs)
-
-            self.trainer._compute_loss = compute
-            self.trainer.train()
-            self.trainer._compute_loss = inner
-        self.run_dir = Run.open(folder)
-        return self
-
-    def parameters(self) -> list[torch.nn.Parameter]:
-        return [p for p in self.trainer.model.parameters() if p.requires_grad]
-
-    def gradients(self) -> torch.Tensor:
-        return torch.cat(
-            [
-                (torch.zeros_like(p) if p.grad is None else p.grad.clone()).reshape(-1)
-                for p in self.parameters()
-            ]
-        )
-
-    def autograd(self, advantages: torch.Tensor) -> torch.Tensor:
-        """The stock trainer's own gradient of this micro-batch with other advantages."""
-        armed, self.recorder.engine.armed = self.recorder.engine.armed, False
-        metrics = {k: {n: list(v) for n, v in m.items()} for k, m in self.trainer._metrics.items()}
-        loss = self.compute(self.trainer.model, {**self.inputs, "advantages": advantages})
-        grads = torch.autograd.grad(loss, self.parameters(), allow_unused=True)
-        self.recorder.engine.armed = armed
-        for mode, values in metrics.items():
-            self.trainer._metrics[mode].clear()
-            self.trainer._metrics[mode].update(values)
-        return torch.cat(
-            [
-                (torch.zeros_like(p) if g is None else g).reshape(-1)
-                for p, g in zip(self.parameters(), grads, strict=True)
-            ]
-        )
-
-    def compare(self, recorder: Any, exact: ExactSink) -> None:
-        self.recorder = recorder
-        weight = recorder.sink.weight
-        rows = exact.gradients() * weight[:, None]
-        advantages = self.inputs["advantages"]
-        added = self.gradients() - self.before
-        whole = self.autograd(advantages)
-        scale = whole.norm()
-        if scale > 0:
-            start = 0
-            for p in self.parameters():
-                part = slice(start, start + p.numel())
-                start += p.numel()
-                floor = max(float(added[part].norm()), 1e-3 * float(scale))
-                off = float((rows[:, part].sum(0) - added[part]).norm()) / floor
-                self.worst_sum = max(self.worst_sum, off)
-                off = float((whole[part] - added[part]).norm()) / floor
-                self.worst_sum = max(self.worst_sum, off)
-            for i in range(len(rows)):
-                alone = torch.zeros_like(advantages)
-                alone[i] = advantages[i]
-                wanted = self.autograd(alone)
-                off = float((rows[i] - wanted).norm() / scale)
-                self.worst_row = max(self.worst_row, off)
-        seen = recorder.sink.sketches()
-        for i, row in enumerate(exact.gradients()):
-            parts = [
-                x.view(p.shape)
-                for x, p in zip(
-                    row.split([p.numel() for p in self.parameters()]),
-                    self.parameters(),
-                    strict=True,
-                )
-            ]
-            wanted_sketch = SKETCH.sketch(parts)
-            size = wanted_sketch.norm().clamp(min=1e-12)
-            off = float((torch.from_numpy(seen[i]) - wanted_sketch).norm() / size)
-            self.worst_sketch = max(self.worst_sketch, off)
-            norm = float(recorder.sink.squares[i].clamp(min=0).sqrt())
-            true = float(row.norm())
-            self.worst_norm = max(self.worst_norm, abs(norm - true) / max(true, 1e-12))
-        self.checked += 1
+from tests.trainers import grpo, lora, sft
+from tests.watched import SKETCH, Watched
 
 
 @pytest.mark.parametrize("architecture", ["llama", "llama-untied", "qwen2", "gpt2"])
 def test_rows_in_the_real_trainer(
     architecture: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    watched = Watched(grpo(tmp_path / "out", architecture, loss_type="grpo"), monkeypatch)
-    watched.run(tmp_path / "run")
+    trainer = grpo(tmp_path / "out", architecture, loss_type="grpo")
+    watched = Watched(trainer, monkeypatch, alone=True).run(tmp_path / "run")
     assert watched.checked == 4
-    assert watched.worst_sum < 1e-5
-    assert watched.worst_row < 1e-5
-    assert watched.worst_sketch < 1e-5
-    assert watched.worst_norm < 1e-5
+    watched.exact(1e-5)
     frame = watched.run_dir.rollouts()
+    assert frame["prompt_ids"].list.len().n_unique() > 1
     assert frame["update_weight"].null_count() == 0
     assert frame["missed_energy"].drop_nulls().max() < 1e-8
-
-
-@pytest.mark.parametrize("loss", ["dapo", "bnpo", "dr_grpo", "cispo", "sapo"])
-def test_every_loss(loss: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    watched = Watched(grpo(tmp_path / "out", loss_type=loss), monkeypatch).run(tmp_path / "run")
-    assert max(watched.worst_sum, watched.worst_row, watched.worst_sketch) < 1e-5
-    assert watched.run_dir.rollouts()["update_weight"].null_count() == 0
-
-
-def test_a_loss_without_row_weights_gives_update_gradients(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    trainer = grpo(tmp_path / "out", top_entropy_quantile=0.5)
-    watched = Watched(trainer, monkeypatch).run(tmp_path / "run")
-    assert watched.worst_sum < 1e-5
-    frame = watched.run_dir.rollouts()
-    assert frame["update_weight"].null_count() > 0
-    assert frame["missed_energy"].drop_nulls().max() < 1e-8
-    assert np.isfinite(watched.run_dir.sketches("update")).all()
+    assert watched.run_dir.verify() == []
 
 
 def test_the_step_sketch_is_the_sum_of_its_rows(tmp_path: Path) -> None:
@@ -227,7 +62,7 @@ def test_attaching_changes_nothing(tmp_path: Path) -> None:
     with Tracer(tmp_path / "run", SKETCH).attach(traced):
         traced.train()
     for a, b in zip(plain.model.parameters(), traced.model.parameters(), strict=True):
-        assert float((a - b).abs().max()) <= 1e-6
+        assert float((a - b).detach().abs().max()) <= 1e-6
     losses = [[e["loss"] for e in t.state.log_history if "loss" in e] for t in (plain, traced)]
     np.testing.assert_allclose(losses[0], losses[1], atol=1e-6)
     for name, module in traced.model.named_modules():
@@ -235,6 +70,15 @@ def test_attaching_changes_nothing(tmp_path: Path) -> None:
     assert set(vars(traced)) <= set(vars(plain))
     for name in ("_compute_loss", "training_step", "_calculate_rewards"):
         assert name not in vars(traced)
+
+
+def test_a_trainer_can_be_traced_again(tmp_path: Path) -> None:
+    """Accelerate leaves a wrapper on the forward of a model that trained in mixed precision."""
+    trainer = grpo(tmp_path / "out", bf16=True, max_steps=1)
+    for name in ("first", "second"):
+        with Tracer(tmp_path / name, SKETCH).attach(trainer):
+            trainer.train()
+        assert Run.open(tmp_path / name).rollouts().height == 8
 
 
 def test_rows_hold_what_was_sampled(tmp_path: Path) -> None:
@@ -257,24 +101,77 @@ def test_rows_hold_what_was_sampled(tmp_path: Path) -> None:
         assert row["fluency"] < 0
 
 
+def test_second_moments_are_recorded_every_step(tmp_path: Path) -> None:
+    trainer = grpo(tmp_path / "out")
+    with Tracer(tmp_path / "run", SKETCH).attach(trainer):
+        trainer.train()
+    run = Run.open(tmp_path / "run")
+    frame = run.read("optimizer")
+    names = [n for n, _ in trainer.model.named_parameters()]
+    assert frame["parameter"].to_list() == names * 2
+    assert frame["step"].to_list() == [0] * len(names) + [1] * len(names)
+    assert (frame["updates"] == frame["step"] + 1).all()
+    state = trainer.optimizer.optimizer.state
+    wanted = [float(state[p]["exp_avg_sq"].mean()) for p in trainer.model.parameters()]
+    np.testing.assert_allclose(frame["second_moment"].to_list()[len(names) :], wanted, rtol=1e-6)
+    assert frame["beta2"].unique().to_list() == [0.999]
+    assert 0 < run.rollouts()["clip_scale"].min() <= 1
+    assert run.verify() == []
+
+
+def test_an_optimizer_without_second_moments_leaves_none(tmp_path: Path) -> None:
+    trainer = grpo(tmp_path / "out", optim="sgd", max_steps=1)
+    with Tracer(tmp_path / "run", SKETCH).attach(trainer):
+        trainer.train()
+    run = Run.open(tmp_path / "run")
+    assert run.verify() == [] and "optimizer" not in run.manifest.counts
+
+
 class Odd(torch.nn.Module):
-    def __init__(self) -> None:
+    """A norm with a weight that no rule covers."""
+
+    def __init__(self, norm: torch.nn.Module) -> None:
         super().__init__()
-        self.gain = torch.nn.Parameter(torch.ones(16, 16))
+        self.norm = norm
+        self.gain = torch.nn.Parameter(torch.eye(16) + 0.1 * torch.randn(16, 16))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x @ self.gain
+        return self.norm(x) @ self.gain
 
 
 def test_an_uncovered_parameter_is_refused_by_name(tmp_path: Path) -> None:
     trainer = grpo(tmp_path / "out")
-    trainer.model.model.odd = Odd()
+    trainer.model.model.norm = Odd(trainer.model.model.norm)
     with (
-        pytest.raises(BehaviorTraceError, match=r"model\.odd\.gain"),
+        pytest.raises(BehaviorTraceError, match=r"model\.norm\.gain"),
         Tracer(tmp_path / "run").attach(trainer),
     ):
         pass
     assert not (tmp_path / "run").exists()
+
+
+def test_an_uncovered_parameter_still_trains_right(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = grpo(tmp_path / "out", gradient_accumulation_steps=1)
+    trainer.model.model.norm = Odd(trainer.model.model.norm)
+    watched = Watched(trainer, monkeypatch)
+    watched.run(tmp_path / "run", allow_uncovered=["model.norm.gain"])
+    assert watched.change < 1e-5 and watched.sketches < 1e-5
+    frame, note = watched.run_dir.rollouts(), watched.run_dir.manifest.notes["capture"]
+    assert note["uncovered"] == ["model.norm.gain"]
+    assert "model.norm.gain" in note["update_only"]["reason"]
+    assert frame["update_weight"].null_count() == frame.height
+    assert frame["missed_energy"].min() > 1e-4
+
+
+def test_adapters_without_a_rule_are_refused_by_name(tmp_path: Path) -> None:
+    trainer = grpo(tmp_path / "out", peft_config=lora(use_dora=True))
+    with (
+        pytest.raises(BehaviorTraceError, match="lora_magnitude_vector"),
+        Tracer(tmp_path / "run").attach(trainer),
+    ):
+        pass
 
 
 def test_a_missing_seam_is_refused_by_name(tmp_path: Path) -> None:
@@ -284,6 +181,55 @@ def test_a_missing_seam_is_refused_by_name(tmp_path: Path) -> None:
     with (
         pytest.raises(BehaviorTraceError, match="_generate_and_score_completions"),
         Tracer(tmp_path / "run").attach(Other()),
+    ):
+        pass
+
+
+@pytest.mark.parametrize(
+    "setting", ["use_liger_kernel", "torch_compile", "fp16", "n_gpu", "fsdp", "tensor parallel"]
+)
+def test_settings_that_hide_the_rows_are_refused(
+    setting: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = grpo(tmp_path / "out")
+    accelerator = trainer.accelerator
+    if setting == "fp16":
+        monkeypatch.setattr(accelerator, "scaler", object(), raising=False)
+    elif setting == "fsdp":
+        setting = "FSDP"
+        monkeypatch.setattr(trainer, "is_fsdp_enabled", True)
+    elif setting == "tensor parallel":
+        setting = "does not average whole gradients"
+        monkeypatch.setattr(type(accelerator), "num_processes", 2)
+    elif setting == "n_gpu":
+        setting = "DataParallel"
+        monkeypatch.setattr(trainer.args, "_n_gpu", 2)
+    else:
+        monkeypatch.setattr(trainer.args, setting, True)
+    with (
+        pytest.raises(BehaviorTraceError, match=setting),
+        Tracer(tmp_path / "run").attach(trainer),
+    ):
+        pass
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("setting", ["packing", "padding_free", "label_smoothing", "loss_func"])
+def test_supervised_settings_that_mix_examples_are_refused(
+    setting: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = sft(tmp_path / "out")
+    if setting == "packing":
+        monkeypatch.setattr(trainer.args, "packing", True)
+    elif setting == "padding_free":
+        monkeypatch.setattr(trainer, "padding_free", True)
+    elif setting == "label_smoothing":
+        monkeypatch.setattr(trainer, "label_smoother", object())
+    else:
+        monkeypatch.setattr(trainer, "compute_loss_func", lambda *a, **k: None)
+    with (
+        pytest.raises(BehaviorTraceError, match=setting),
+        Tracer(tmp_path / "run").attach(trainer),
     ):
         pass
 
@@ -298,3 +244,24 @@ def test_a_changed_head_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         Tracer(tmp_path / "run").attach(grpo(tmp_path / "out")),
     ):
         pass
+
+
+def test_a_module_that_mixes_rows_is_refused_before_any_step(tmp_path: Path) -> None:
+    class Flat(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.mixer = torch.nn.Linear(16, 24, bias=False)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.mixer(x.reshape(-1, 16)).view(*x.shape[:-1], 24)
+
+    trainer = grpo(tmp_path / "out")
+    trainer.model.model.layers[0].mlp.gate_proj = Flat()
+    before = [p.detach().clone() for p in trainer.model.parameters()]
+    with (
+        pytest.raises(BehaviorTraceError, match=r"gate_proj\.mixer.*rows"),
+        Tracer(tmp_path / "run", SKETCH).attach(trainer),
+    ):
+        trainer.train()
+    assert trainer.state.global_step == 0
+    assert all(map(torch.equal, before, trainer.model.parameters()))

@@ -29,9 +29,12 @@ class RowBatch:
         plain: whether the sink saw plain gradients (of minus the mean token log-probability); if
             not, it saw each row's share of the loss's own gradient.
         weight: (rows,) update gradient = weight x what the sink saw.
-        norm: (rows,) exact L2 norm of what the sink saw.
+        norm: (rows,) exact L2 norm of what the sink saw; NaN where a module ran more than once,
+            which sketches allow and sums of squares do not.
         logps: (rows, positions) log-probabilities where the loss looks, or None.
         tokens: (rows,) positions under the mask, or None without a mask.
+        fluency: (rows,) mean log-probability under the mask, NaN where it is empty; or None.
+        reason: why the sink did not see plain gradients; empty if it did.
     """
 
     plain: bool
@@ -39,6 +42,8 @@ class RowBatch:
     norm: np.ndarray
     logps: torch.Tensor | None
     tokens: np.ndarray | None
+    fluency: np.ndarray | None
+    reason: str = ""
 
 
 class RowGradients:
@@ -62,7 +67,10 @@ class RowGradients:
         self.layout = Layout(model)
         self.armed = False
         self.mask: torch.Tensor | None = None
-        self._unit = self._plain = False
+        self._scored: torch.Tensor | None = None
+        self._unit = self._plain = self._repeated = False
+        self._reason = ""
+        self._given: set[str] = set()
         self._logps: torch.Tensor | None = None
         self._inputs: dict[str, torch.Tensor] = {}
         self._tied: dict[str, TiedGather] = {}
@@ -118,17 +126,28 @@ class RowGradients:
             return RowLogProb.apply(self, hidden, weight, *rest)
         return self._head.apply(hidden, weight, *rest)
 
-    def arm(self, rows: int, mask: torch.Tensor | None = None, *, unit: bool = True) -> None:
+    def arm(
+        self,
+        rows: int,
+        mask: torch.Tensor | None = None,
+        *,
+        scored: torch.Tensor | None = None,
+        unit: bool = True,
+    ) -> None:
         """Expect one forward and backward over so many rows.
 
         Args:
             rows: size of the first axis of every module's input.
             mask: (rows, positions) loss mask over the last label positions; without it all count.
+            scored: (rows, positions) positions that have a label, where they are more than the
+                mask's; on CUDA the head sees no others.
             unit: send plain gradients through the backward where the loss allows it.
         """
         self.sink.begin(rows, next(self.model.parameters()).device)
         self.mask, self._unit, self._plain = mask, unit and not self.uncovered, False
-        self._logps = None
+        self._scored = mask if scored is None else scored
+        self._logps, self._reason = None, "" if self._unit else "not asked for"
+        self._given, self._repeated = set(), False
         self._inputs, self._tied = {}, {}
         self.armed = True
 
@@ -140,24 +159,38 @@ class RowGradients:
         """
         self.armed = False
         if self._tied:
-            raise RuntimeError(f"no backward reached the tied embedding {list(self._tied)[0]!r}")
-        tokens = None if self.mask is None else self.mask.sum(1).long().cpu().numpy()
+            raise RuntimeError(f"no backward reached the tied embedding {next(iter(self._tied))!r}")
+        tokens = fluency = None
+        if self.mask is not None:
+            mask = self.mask.double()
+            tokens = mask.sum(1).long().cpu().numpy()
+            if self._logps is not None:
+                fluency = ((self._logps.double() * mask).sum(1) / mask.sum(1)).cpu().numpy()
+        norm = self.sink.squares.clamp(min=0).sqrt().cpu().numpy()
         return RowBatch(
             plain=self._plain,
             weight=self.sink.weight.double().cpu().numpy(),
-            norm=self.sink.squares.clamp(min=0).sqrt().cpu().numpy(),
+            norm=np.full_like(norm, np.nan) if self._repeated else norm,
             logps=self._logps,
             tokens=tokens,
+            fluency=fluency,
+            reason=self._reason,
         )
 
     # What rules and the head ask of the engine.
 
     def slot(self, module: nn.Module, name: str) -> Slot:
-        """The slot of a module's parameter."""
-        return self.parameter_slot(module._parameters[name])
+        """The slot of a module's parameter, for a contribution to its gradient."""
+        return self.contribute(module._parameters[name])
 
-    def parameter_slot(self, parameter: torch.Tensor | None) -> Slot:
-        """The slot of a parameter that requires a gradient."""
+    def contribute(self, parameter: torch.Tensor | None) -> Slot:
+        """The slot of a parameter, for a contribution to its gradient."""
+        slot = self._slot(parameter)
+        self._repeated |= slot.name in self._given
+        self._given.add(slot.name)
+        return slot
+
+    def _slot(self, parameter: torch.Tensor | None) -> Slot:
         slot = self.layout.slot(parameter)  # type: ignore[arg-type]  # None has no slot
         if slot is None:
             raise RuntimeError("a weight outside the model's trainable parameters asked for a slot")
@@ -166,19 +199,19 @@ class RowGradients:
     def note_input(self, rule: Rule, x: torch.Tensor) -> None:
         """Remember a tied embedding's input ids until the head's backward."""
         if isinstance(rule, EmbeddingRule):
-            self._inputs[self.slot(rule.module, "weight").name] = rule.ids(x)
+            self._inputs[self._slot(rule.module._parameters["weight"]).name] = rule.ids(x)
 
     def head_positions(self, hidden: torch.Tensor) -> torch.Tensor:
         """(rows, positions) flat indices into the head's input where the loss may look, or -1."""
         rows, total = self.sink.rows, hidden.shape[0]
         if trl_utils._use_triton(hidden.device):
-            if self.mask is None:
+            if self._scored is None:
                 raise RuntimeError("the compacted LM head needs the loss mask to tell rows apart")
-            kept = self.mask.bool()
+            kept = self._scored.bool()
             where = torch.full(kept.shape, -1, dtype=torch.long, device=hidden.device)
             if int(kept.sum()) != total:
                 raise RuntimeError(
-                    f"the LM head saw {total} positions where the loss mask has {int(kept.sum())}"
+                    f"the LM head saw {total} positions where {int(kept.sum())} have a label"
                 )
             where[kept] = torch.arange(total, device=hidden.device)
             return where
@@ -191,6 +224,8 @@ class RowGradients:
 
     def saw_logprobs(self, logps: torch.Tensor) -> None:
         """Keep the forward's log-probabilities at :meth:`head_positions`."""
+        if self._logps is not None:
+            raise RuntimeError("the LM head ran twice in one micro-batch; its rows would be mixed")
         self._logps = logps
 
     def settle_weights(
@@ -206,25 +241,39 @@ class RowGradients:
             The gradient to send upstream, in the shape of ``grad_logp``.
         """
         mask = self.mask
-        if not self._unit or mask is None or grad_logp is None or grad_entropy is not None:
+        if not self._unit:
+            return grad_logp
+        if mask is None or grad_logp is None or grad_entropy is not None:
+            self._reason = "the loss looks at entropies" if grad_entropy is not None else "no mask"
             return grad_logp
         mask = mask.to(grad_logp)
         count = mask.sum(1).clamp(min=1)
         mean = (grad_logp * mask).sum(1) / count
         spread = (grad_logp - mean[:, None] * mask).abs().amax(1)
-        if bool((spread > _CONSTANT * mean.abs()).any()):
+        if not bool((spread <= _CONSTANT * mean.abs()).all()):
+            self._reason = "the loss weighs the tokens of a rollout differently"
             return grad_logp
         self._plain = True
         self.sink.weight = -mean * count
         return -mask / count[:, None]
 
-    def tied_gather(self, slot: Slot | None, shape: torch.Size) -> TiedGather:
-        """Collector of the head's gradient at input tokens, if its weight is tied."""
+    def head_weight(
+        self, weight: torch.Tensor | None, shape: torch.Size
+    ) -> tuple[Slot | None, TiedGather]:
+        """Slot of the head's weight, and the collector of its gradient at input tokens if tied.
+
+        Args:
+            weight: the head's weight, None if it takes no gradient.
+            shape: (rows, positions) of the head.
+        """
+        slot = None if weight is None else self._slot(weight)
         ids = None if slot is None else self._inputs.get(slot.name)
         gather = TiedGather(ids, shape[0], shape[1])
         if slot is not None and ids is not None:
-            self._tied[slot.name] = gather
-        return gather
+            self._tied[slot.name] = gather  # counted where the embedding contributes
+        elif slot is not None:
+            self.contribute(weight)
+        return slot, gather
 
     def join_tied(self, slot: Slot, ids: torch.Tensor, gy: torch.Tensor) -> torch.Tensor | None:
         """Join a tied weight's two uses at the embedding.

@@ -46,8 +46,7 @@ class RowLogProb(torch.autograd.Function):
         grad_logp = engine.settle_weights(grad_logp, grad_entropy)
         tile = _LogitGradient(ctx, hidden[at], targets[at], log_z[at], entropy[at])
         _, needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:4]
-        slot = engine.parameter_slot(weight) if needs_weight else None
-        tied = engine.tied_gather(slot, where.shape)
+        slot, tied = engine.head_weight(weight if needs_weight else None, where.shape)
         grad_hidden = torch.zeros(*where.shape, hidden.shape[1], device=hidden.device)
         total = None
         if slot is not None and engine.sink.want_sum:
@@ -71,7 +70,7 @@ class RowLogProb(torch.autograd.Function):
             None,
             _scattered(grad_hidden, where, hidden) if needs_hidden else None,
             None if total is None else total.to(weight.dtype),
-            engine.sink.dense(engine.parameter_slot(bias), torch.cat(grad_bias, 1)).to(bias.dtype)
+            engine.sink.dense(engine.contribute(bias), torch.cat(grad_bias, 1)).to(bias.dtype)
             if needs_bias
             else None,
             *[None] * 6,

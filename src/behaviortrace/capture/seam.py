@@ -6,7 +6,7 @@ behaves otherwise, attaching fails and says which, and training was not touched.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -24,13 +24,12 @@ from behaviortrace.errors import BehaviorTraceError
 ROW_KEY = "behaviortrace_row"
 """Key of the tensor that follows each rollout through TRL's shuffle and split."""
 
-METHODS = (
-    "_generate_and_score_completions",
-    "_calculate_rewards",
-    "_compute_loss",
-    "training_step",
-    "_get_grad_norm",
-)
+ROLLOUT_METHODS = ("_generate_and_score_completions", "_calculate_rewards", "_compute_loss")
+"""What is wrapped of ``GRPOTrainer`` and ``RLOOTrainer``, beside the step."""
+
+EXAMPLE_METHODS = ("compute_loss",)
+"""What is wrapped of ``SFTTrainer``, beside the step."""
+
 BATCH_KEYS = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "advantages")
 
 
@@ -40,24 +39,23 @@ def _refuse(what: str) -> BehaviorTraceError:
     )
 
 
-def check_trainer(trainer: Any) -> None:
+def check_trainer(trainer: Any, methods: Iterable[str]) -> None:
     """Refuse a trainer whose seam is not as expected.
+
+    Args:
+        trainer: the trainer.
+        methods: what will be wrapped.
 
     Raises:
         BehaviorTraceError: the missing method or the unsupported setting, by name.
     """
-    for name in METHODS:
+    for name in methods:
         if not callable(getattr(trainer, name, None)):
-            raise _refuse(f"{type(trainer).__name__} has no method {name!r}; use trl.GRPOTrainer")
-    args = trainer.args
-    if getattr(args, "use_liger_kernel", False):
-        raise _refuse("use_liger_kernel=True replaces the loss; set it to False")
-    if getattr(args, "torch_compile", False):
-        raise _refuse("torch_compile=True hides the modules; set it to False")
-    if getattr(trainer, "is_fsdp_enabled", False) or getattr(
-        trainer, "is_deepspeed_enabled", False
-    ):
-        raise _refuse("FSDP and DeepSpeed shard gradients before rows can be told apart")
+            raise _refuse(
+                f"{type(trainer).__name__} has no method {name!r}; use trl.GRPOTrainer, "
+                "trl.RLOOTrainer or trl.SFTTrainer"
+            )
+    check_settings(trainer)
     for name in ("_ChunkedLogProbFunction", "_use_triton", "add_fused_lm_head"):
         if not hasattr(trl_utils, name):
             raise _refuse(f"trl.trainer.utils has no {name!r}; install trl 1.16")
@@ -67,6 +65,34 @@ def check_trainer(trainer: Any) -> None:
             f"the model's forward {forward!r} lacks TRL's fused LM head; install trl 1.16"
         )
     check_head()
+
+
+def check_settings(trainer: Any) -> None:
+    """Refuse settings under which a row's gradient cannot be told from the others'.
+
+    Raises:
+        BehaviorTraceError: the setting, by name.
+    """
+    args, accelerator = trainer.args, trainer.accelerator
+    if getattr(args, "use_liger_kernel", False):
+        raise _refuse("use_liger_kernel=True replaces the loss; set it to False")
+    if getattr(args, "torch_compile", False):
+        raise _refuse("torch_compile=True hides the modules; set it to False")
+    if getattr(trainer, "is_fsdp_enabled", False) or getattr(
+        trainer, "is_deepspeed_enabled", False
+    ):
+        raise _refuse("FSDP and DeepSpeed shard gradients before rows can be told apart")
+    if getattr(args, "n_gpu", 1) > 1:
+        raise _refuse("nn.DataParallel splits the rows over GPUs; start one process a GPU instead")
+    if accelerator.num_processes > 1 and not str(accelerator.distributed_type.value).startswith(
+        "MULTI_"
+    ):
+        raise _refuse(
+            f"distributed type {accelerator.distributed_type.value} does not average whole "
+            "gradients over processes; use plain data parallelism"
+        )
+    if getattr(accelerator, "scaler", None) is not None:
+        raise _refuse("fp16=True scales the loss by a changing factor; use bf16=True or fp32")
 
 
 def check_batch(batch: dict[str, Any]) -> None:
@@ -81,12 +107,17 @@ def _unwrapped(trainer: Any) -> nn.Module:
 
 
 def _free_names(model: nn.Module) -> set[str]:
-    """Keyword names of TRL's patched forward, on the model or on the base of a PEFT model."""
+    """Keyword names of TRL's patched forward, on the model or on the base of a PEFT model.
+
+    Accelerate wraps a forward that trains in mixed precision, so wrappers are looked through.
+    """
     names: set[str] = set()
     for module in (model, getattr(model, "get_base_model", lambda: model)()):
-        code = getattr(getattr(module.forward, "__func__", None), "__code__", None)
-        if code is not None:
-            names |= set(code.co_varnames)
+        function: Any = module.forward
+        while function is not None:
+            code = getattr(getattr(function, "__func__", function), "__code__", None)
+            names |= set() if code is None else set(code.co_varnames)
+            function = getattr(function, "__wrapped__", None)
     return names
 
 
@@ -117,7 +148,7 @@ def check_head() -> None:
                 sink = ExactSink(Layout(model))
                 engine = RowGradients(model, sink, allow_uncovered=["weight"])
                 with engine:
-                    engine.arm(2)
+                    engine.arm(2, torch.ones(2, 3))
                     out = engine._apply_head(x, model.weight, *rest)
                     (out[0] * upstream + 0.1 * out[1]).sum().backward()
                     engine.disarm()

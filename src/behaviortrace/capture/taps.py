@@ -17,6 +17,8 @@ import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
+from behaviortrace.errors import BehaviorTraceError
+
 if TYPE_CHECKING:
     from behaviortrace.capture.engine import RowGradients
 
@@ -49,9 +51,9 @@ class Rule(ABC):
     def prepare(self, rows: int, x: torch.Tensor) -> torch.Tensor:
         """The input the module should run on; its first axis must be the rows."""
         if x.shape[0] != rows:
-            raise RuntimeError(
-                f"{self.name}: input of shape {tuple(x.shape)} does not keep the {rows} rows of "
-                "the micro-batch apart"
+            raise BehaviorTraceError(
+                f"{self.name}: its input of shape {tuple(x.shape)} does not keep the {rows} rows "
+                "of the micro-batch apart; freeze its parameters"
             )
         return x
 
@@ -67,6 +69,12 @@ def _positions(tensor: torch.Tensor) -> torch.Tensor:
 
 class LinearRule(Rule):
     """``nn.Linear`` and GPT-2's ``Conv1D``, whose weight is stored transposed."""
+
+    def prepare(self, rows: int, x: torch.Tensor) -> torch.Tensor:
+        """The input in the precision that autocast would multiply it in."""
+        x = super().prepare(rows, x)
+        kind = x.device.type
+        return x.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x
 
     def gradients(self, engine: RowGradients, x: torch.Tensor, gy: torch.Tensor) -> Gradients:
         """See :meth:`Rule.gradients`."""

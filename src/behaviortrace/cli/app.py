@@ -8,7 +8,7 @@ import sys
 import typer
 from typer.exceptions import TyperException
 
-from behaviortrace.cli import judge, models, pipeline, stages
+from behaviortrace.cli import bench, judge, models, pipeline, stages
 from behaviortrace.errors import BehaviorTraceError
 
 app = typer.Typer(
@@ -40,6 +40,7 @@ app.command("report")(stages.report)
 app.command("verify")(stages.verify)
 app.command("auc")(judge.auc)
 app.command("precision")(judge.precision)
+app.add_typer(bench.app, name="bench")
 app.add_typer(models.app, name="models")
 
 
@@ -53,7 +54,7 @@ def main(arguments: list[str] | None = None) -> None:
         _say("interrupted; a run goes on with --resume")
         sys.exit(130)
     except TyperException as error:
-        message = getattr(error, "format_message", lambda: str(error))()
+        message = error.format_message() if hasattr(error, "format_message") else str(error)
         _say(f"{' '.join(message.split()).rstrip('.')}; --help tells what there is")
         sys.exit(2)
     except BehaviorTraceError as error:

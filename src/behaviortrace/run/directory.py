@@ -22,6 +22,7 @@ from behaviortrace.run import (
     shards,
     verify,
 )
+from behaviortrace.run import uses as reuse
 from behaviortrace.run.ledger import Ledger
 from behaviortrace.run.manifest import NAME, Manifest, ShardEntry
 
@@ -111,7 +112,7 @@ class Run:
         The files do not belong to the run until rank 0 has given the entry to :meth:`commit`.
 
         Args:
-            store: "training", "probes" or "draws/NAME".
+            store: "training", "optimizer", "probes" or "draws/NAME".
             step: optimizer step; for probes and draws the checkpoint's step.
             rank: process that sampled the rows; in a draw, the shard's number.
             frame: one row a rollout or probe response.
@@ -160,28 +161,42 @@ class Run:
         """
         return shards.tensor(self._ledger, store, name)
 
-    def rollouts(self, draw: str | None = None) -> pl.DataFrame:
+    def rollouts(self, draw: str | None = None, *, uses: bool = False) -> pl.DataFrame:
         """One row a rollout with at least the columns of ``ROLLOUT_SCHEMA``.
 
         Args:
             draw: name of a draw; None: the training rollouts.
+            uses: one row a use, numbered in the column ``use``. Otherwise a rollout that trained
+                several steps has the row of its first use, with the ``grad_norm`` of its summed
+                update, a null ``update_weight``, and the number of ``uses``.
         """
-        return conform(self.read(_store(draw)), ROLLOUT_SCHEMA)
+        frame = self.read(_store(draw))
+        found = None if uses or draw is not None else reuse.find(frame)
+        frame = frame if found is None else reuse.one_row_a_rollout(frame, found)
+        return conform(frame, ROLLOUT_SCHEMA)
 
-    def sketches(self, kind: shards.SketchKind = "update", draw: str | None = None) -> np.ndarray:
-        """Sketches, shape (n, dim), float32, rows aligned with ``rollouts(draw)``.
+    def sketches(
+        self, kind: shards.SketchKind = "update", draw: str | None = None, *, uses: bool = False
+    ) -> np.ndarray:
+        """Sketches, shape (n, dim), float32, rows aligned with ``rollouts(draw, uses=uses)``.
 
         Args:
             kind: "plain": of the gradient of minus the mean token log-probability; "update": of the
                 loss that training minimised, either stored, or ``update_weight`` times plain.
             draw: name of a draw; None: the training rollouts.
+            uses: one row a use; otherwise the plain sketch of a rollout's first use, and the sum
+                of its updates.
 
         Rows whose sketch is not defined are NaN.
 
         Raises:
             BehaviorTraceError: no row has one, or a damaged shard.
         """
-        return shards.sketches(self._ledger, _store(draw), kind)
+        rows = shards.sketches(self._ledger, _store(draw), kind)
+        found = None if uses or draw is not None else reuse.find(self.read())
+        if found is None:
+            return rows
+        return rows[found.first] if kind == "plain" else reuse.summed(rows, found)
 
     def draws(self) -> list[str]:
         """Names of the stored draws, sorted."""
@@ -190,13 +205,8 @@ class Run:
 
     def drop_draw(self, name: str) -> None:
         """Remove a draw, so that it can be drawn again; nothing happens where there is none."""
-
-        def drop(manifest: Manifest) -> Manifest:
-            kept = [shard for shard in manifest.shards if shard.store != f"draws/{name}"]
-            return manifest.model_copy(update={"shards": kept})
-
         if name in self.draws():
-            self._ledger.rewrite(drop)
+            shards.drop(self._ledger, f"draws/{name}")
             self.clean()
 
     def checkpoints(self) -> dict[int, Path]:

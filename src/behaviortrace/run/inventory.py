@@ -13,7 +13,16 @@ from behaviortrace.run import atomic
 from behaviortrace.run.ledger import Ledger
 from behaviortrace.run.manifest import NAME, FileEntry, Manifest
 
-STORES = ("rollouts", "sketches", "probes", "draws", "targets", "scores", "results")
+STORES = (
+    "rollouts",
+    "sketches",
+    "optimizer",
+    "probes",
+    "draws",
+    "targets",
+    "scores",
+    "results",
+)
 """Folders in which every file must be listed."""
 
 # A trainer may keep other things (logs, a model card) beside its checkpoints.

@@ -17,7 +17,7 @@ SCHEMA_VERSION = 1
 NAME = "manifest.json"
 
 _WORD = r"[A-Za-z0-9_][A-Za-z0-9_.\-]*"
-_STORE = re.compile(rf"training|probes|draws/{_WORD}")
+_STORE = re.compile(rf"training|optimizer|probes|draws/{_WORD}")
 _OUTPUT = re.compile(rf"(scores|results)(/{_WORD})+")
 _TARGET = re.compile(_WORD)
 _DIGEST = re.compile(rb'"digest": "([0-9a-f]{64})"\n}\n\Z')
@@ -50,7 +50,9 @@ def _checkpoint_folder(text: str) -> str:
 def check_store(store: str) -> str:
     """The name of a sharded store, or ValueError."""
     if not _STORE.fullmatch(store):
-        raise ValueError(f"store {store!r} is not 'training', 'probes' or 'draws/NAME'")
+        raise ValueError(
+            f"store {store!r} is not 'training', 'optimizer', 'probes' or 'draws/NAME'"
+        )
     return store
 
 

@@ -106,7 +106,8 @@ def _sound_steps(manifest: Manifest, problems: dict[tuple[str, int, int], str]) 
     for shard in manifest.store("training"):
         ranks.setdefault(shard.step, set()).add(shard.rank)
     expected = set().union(*ranks.values())
-    broken = {step: what for (store, step, _), what in problems.items() if store == "training"}
+    both = ("training", "optimizer")  # written together, and made again together
+    broken = {step: what for (store, step, _), what in problems.items() if store in both}
     # Probes of checkpoint k are made where it is saved, so only an earlier one makes them again.
     probes = {step: what for (store, step, _), what in problems.items() if store == "probes"}
     step = 0 if manifest.recipe is not None else min(ranks, default=0)
@@ -134,7 +135,7 @@ def _unusable(ledger: Ledger, checkpoint: CheckpointEntry) -> str | None:
 def _kept(shard: ShardEntry, point: ResumePoint) -> bool:
     if point.checkpoint is None:
         return False
-    if shard.store == "training":
+    if shard.store in ("training", "optimizer"):
         return shard.step < point.step
     return shard.store == "probes" and shard.step <= point.step
 

@@ -82,6 +82,16 @@ def commit(ledger: Ledger, entries: Iterable[ShardEntry]) -> None:
     ledger.rewrite_for([file.file for entry in new for file in entry.files], add)
 
 
+def drop(ledger: Ledger, store: str) -> None:
+    """List a store's shards no longer; their files become strays."""
+
+    def without(manifest: Manifest) -> Manifest:
+        kept = [shard for shard in manifest.shards if shard.store != store]
+        return manifest.model_copy(update={"shards": kept})
+
+    ledger.rewrite(without)
+
+
 def encode_table(frame: pl.DataFrame) -> bytes:
     """A frame as Parquet."""
     buffer = io.BytesIO()
@@ -185,7 +195,10 @@ def _update(ledger: Ledger, shard: ShardEntry) -> np.ndarray | None:
         return None
     weights = frame["update_weight"].cast(pl.Float32).to_numpy()
     plain = _array(ledger, shard, "plain")
-    return None if plain is None else weights[:, None] * plain
+    if plain is None:
+        return None
+    # A rollout whose every token is masked has no plain gradient, and an update of zero.
+    return np.where(weights[:, None] == 0, np.float32(0), weights[:, None] * plain)
 
 
 def _array(ledger: Ledger, shard: ShardEntry, name: str) -> np.ndarray | None:
@@ -233,7 +246,7 @@ def _assemble(
 def _shards(ledger: Ledger, store: str) -> list[ShardEntry]:
     shards = ledger.manifest.store(store)
     if not any(shard.rows for shard in shards):
-        stage = "train" if store in ("training", "probes") else "draw"
+        stage = "draw" if store.startswith("draws/") else "train"
         raise BehaviorTraceError(f"{ledger.root} has no {store} rows yet; {stage} first")
     return shards
 
@@ -242,6 +255,7 @@ def _paths(root: Path, store: str, step: int, rank: int) -> tuple[Path, Path]:
     name = f"step-{step:06d}-rank-{rank:04d}"
     folders = {
         "training": (root / "rollouts", root / "sketches"),
+        "optimizer": (root / "optimizer", root / "optimizer"),
         "probes": (root / "probes", root / "probes"),
     }
     draw = (root / store / "rollouts", root / store / "sketches")

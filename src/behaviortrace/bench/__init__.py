@@ -1,0 +1,1 @@
+"""The performance figures, as ratios, on this machine."""

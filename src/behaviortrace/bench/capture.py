@@ -1,0 +1,185 @@
+"""`behaviortrace bench capture`: what capture costs and how exact it is, on this machine."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from behaviortrace.bench.arms import OneAtATime, Traced, kernel_over_read, plain
+from behaviortrace.bench.timing import interleaved, peak_memory
+from behaviortrace.bench.workload import Workload
+from behaviortrace.capture.objective import fused_head, plain_loss, token_logprobs
+from behaviortrace.capture.sketch import CountSketch
+from behaviortrace.train.policy import load_policy
+
+ROLLOUTS, PROMPT, COMPLETION, MICRO_BATCH = 16, 36, 48, 4
+PUBLISHED = 2
+"""Rollouts timed of the published way; its time is proportional to their number."""
+
+
+def bench_capture(
+    source: str = "smollm2",
+    *,
+    rounds: int = 3,
+    dim: int = 65_536,
+    progress: Callable[[str, int, int], None] | None = None,
+) -> dict[str, Any]:
+    """Time capture beside plain training and beside the published way.
+
+    16 rollouts of 84 tokens (36 of them prompt), micro-batches of 4; arms interleaved, medians.
+
+    Args:
+        source: model, as in a recipe.
+        rounds: timed rounds, after one untimed.
+        dim: of the sketch.
+        progress: called with a stage, the units done and the units in all.
+
+    Returns:
+        ``forward_backward_ratio`` (traced over plain), ``step_ratio`` (the same with generation
+        and the optimizer step added to both), ``rms_cosine_error`` (over all pairs of rollouts,
+        against exact gradients), ``rms_cosine_theory``, ``energy_covered`` (of the squared
+        gradient norm), ``baseline_added_ratio`` (added time of the published way over ours),
+        ``kernel_over_read`` (sketch kernel over reading the same bytes), ``added_memory_gb``,
+        ``generation_seconds``, ``optimizer_seconds``, and ``arms``: per arm, seconds of every
+        round, their median, the ratio to plain, and numbers stored a rollout.
+    """
+    model, tokenizer = load_policy(source, "float32")
+    model.train()
+    sketch = CountSketch(dim)
+    with fused_head(model, 1.0):
+        work = Workload.random(
+            model,
+            rollouts=ROLLOUTS,
+            prompt=PROMPT,
+            completion=COMPLETION,
+            micro_batch=MICRO_BATCH,
+        )
+        block = Traced(work, sketch)
+        arms: dict[str, Callable[[], Any]] = {
+            "plain": lambda: plain(work),
+            "block": block,
+            "coordinate": Traced(work, CountSketch(dim, hash="coordinate")),
+            "published": OneAtATime(work, CountSketch(dim, hash="coordinate"), PUBLISHED),
+        }
+        total = (rounds + 1) * len(arms)
+        seconds = interleaved(arms, rounds, lambda done: _tell(progress, "arms", done, total))
+        memory = _memory(arms)
+        covered, error = _exactness(work, block)
+    optimizer = _optimizer_seconds(model)
+    generation = _generation_seconds(model, tokenizer, work)
+    medians = {name: statistics.median(found) for name, found in seconds.items()}
+    scaled = medians["published"] * ROLLOUTS / PUBLISHED
+    rest = optimizer + generation
+    kernel = kernel_over_read(sketch, MICRO_BATCH, 1 << 24)
+    added = max(medians["block"] - medians["plain"], 1e-9)
+    return {
+        "model": source,
+        "threads": torch.get_num_threads(),
+        "forward_backward_ratio": medians["block"] / medians["plain"],
+        "step_ratio": (medians["block"] + rest) / (medians["plain"] + rest),
+        "rms_cosine_error": error,
+        "rms_cosine_theory": dim**-0.5,
+        "energy_covered": covered,
+        "baseline_added_ratio": scaled / added,
+        "kernel_over_read": kernel["ratio"],
+        "kernel_seconds": kernel["kernel"],
+        "read_seconds": kernel["read"],
+        "added_memory_gb": memory,
+        "generation_seconds": generation,
+        "optimizer_seconds": optimizer,
+        "arms": {
+            name: {
+                "seconds": found,
+                "median": medians[name],
+                "ratio": medians[name] / medians["plain"],
+                "numbers_per_rollout": 0 if name == "plain" else dim,
+                "rollouts": PUBLISHED if name == "published" else ROLLOUTS,
+            }
+            for name, found in seconds.items()
+        },
+    }
+
+
+def _tell(progress: Callable[[str, int, int], None] | None, *what: Any) -> None:
+    if progress is not None:
+        progress(*what)
+
+
+def _memory(arms: dict[str, Any]) -> float:
+    """Peak resident memory of the traced arm over the plain one, GB."""
+    peaks = {}
+    for name in ("plain", "block"):
+        with peak_memory() as peak:
+            arms[name]()
+        peaks[name] = peak[0]
+    return (peaks["block"] - peaks["plain"]) / 1e9
+
+
+def _exactness(work: Workload, traced: Traced) -> tuple[float, float]:
+    """Energy that the rows cover, and rms error of the pairwise cosines of plain gradients."""
+    traced()
+    gradients = [p.grad for p in traced.engine.layout.parameters if p.grad is not None]
+    whole = traced.sink.sketch.sketch(gradients).double().numpy()
+    weights = work.advantages.double().cpu().numpy() / len(work.ids)
+    rest = whole - weights @ traced.sketches.astype(np.float64)
+    missed = float(rest @ rest) / float(whole @ whole)
+    return 1 - missed, _cosine_error(work, traced.sketches)
+
+
+def _cosine_error(work: Workload, sketches: np.ndarray) -> float:
+    gram = _exact_gram(work)
+    norms = np.sqrt(np.diag(gram))
+    exact = gram / np.outer(norms, norms)
+    size = np.linalg.norm(sketches.astype(np.float64), axis=1)
+    found = sketches.astype(np.float64) @ sketches.astype(np.float64).T / np.outer(size, size)
+    upper = np.triu_indices(len(gram), 1)
+    return float(np.sqrt(np.mean((found[upper] - exact[upper]) ** 2)))
+
+
+def _exact_gram(work: Workload) -> np.ndarray:
+    """(rollouts, rollouts) inner products of whole plain gradients, one autograd pass each."""
+    parameters = [p for p in work.model.parameters() if p.requires_grad]
+    size = sum(p.numel() for p in parameters)
+    rows = np.empty((len(work.ids), size), np.float32)
+    for i, (batch, _) in enumerate(work.batches(1)):
+        loss = plain_loss(token_logprobs(work.model, batch), batch.mask).sum()
+        gradients = torch.autograd.grad(loss, parameters)
+        rows[i] = torch.cat([g.reshape(-1) for g in gradients]).cpu().numpy()
+    gram = np.zeros((len(rows), len(rows)))
+    for at in range(0, size, 1 << 22):
+        part = rows[:, at : at + (1 << 22)].astype(np.float64)
+        gram += part @ part.T
+    return gram
+
+
+def _optimizer_seconds(model: torch.nn.Module) -> float:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.0)
+    found = []
+    for _ in range(3):
+        began = time.perf_counter()
+        optimizer.step()
+        found.append(time.perf_counter() - began)
+    return statistics.median(found[1:])
+
+
+def _generation_seconds(model: Any, tokenizer: Any, work: Workload) -> float:
+    ids = work.ids[:, : -work.completion]
+    found = []
+    for _ in range(2):
+        began = time.perf_counter()
+        with torch.no_grad():
+            model.generate(
+                input_ids=ids,
+                attention_mask=torch.ones_like(ids),
+                do_sample=True,
+                max_new_tokens=work.completion,
+                min_new_tokens=work.completion,
+                pad_token_id=tokenizer.pad_token_id,
+            )
+        found.append(time.perf_counter() - began)
+    return statistics.median(found)
