@@ -46,7 +46,7 @@ class FakeRun:
     def save_json(self, name: str, data: Any) -> None:
         self.jsons[name] = jsonable(data)
 
-    def rollouts(self, draw: str | None = None) -> pl.DataFrame:
+    def rollouts(self, draw: str | None = None, *, uses: bool = False) -> pl.DataFrame:
         if self.training is None:
             raise BehaviorTraceError(f"{self.path.name} holds no rollouts")
         return self.training

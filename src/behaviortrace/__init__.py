@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from behaviortrace import estimators
     from behaviortrace.capture import CountSketch, Tracer, replay
+    from behaviortrace.capture.directional import token_scores
     from behaviortrace.errors import BehaviorTraceError
     from behaviortrace.records import Target, Verdict
     from behaviortrace.run import Run
@@ -29,6 +30,7 @@ __all__ = [
     "estimators",
     "replay",
     "score",
+    "token_scores",
 ]
 
 _HOMES = {
@@ -40,6 +42,7 @@ _HOMES = {
     "Verdict": "behaviortrace.records",
     "replay": "behaviortrace.capture",
     "score": "behaviortrace.scores",
+    "token_scores": "behaviortrace.capture.directional",
 }
 
 

@@ -184,7 +184,7 @@ def _coverage(run: Run) -> Coverage:
 def _missed(run: Run) -> list[float]:
     """Missed share of the squared gradient norm, of every audited step."""
     try:
-        training = run.rollouts()
+        training = run.rollouts(uses=True)
     except BehaviorTraceError:
         return []
     if "missed_energy" not in training.columns:
