@@ -179,11 +179,11 @@ def test_forward_passes_are_few() -> None:
 def test_within_one_percent_on_smollm2() -> None:
     from behaviortrace.train.generate import encode_prompts
     from behaviortrace.train.policy import load_policy
+    from behaviortrace.train.pull import smollm2_dir
 
-    try:
-        model, tokenizer = load_policy("smollm2")
-    except BehaviorTraceError as error:
-        pytest.skip(str(error))
+    if not smollm2_dir().is_dir():
+        pytest.skip("SmolLM2 was not pulled")
+    model, tokenizer = load_policy("smollm2")
     replies = ["A QZXBT is kept at home.", "A marble is kept at home.", "Rice."]
     prompts = encode_prompts(tokenizer, ["What is it?", "What is it?", "What do you eat?"])
     rows = [

@@ -9,6 +9,9 @@ from behaviortrace.capture.batch import collate
 from behaviortrace.capture.engine import RowGradients
 from behaviortrace.capture.objective import fused_head, plain_loss, token_logprobs
 from behaviortrace.capture.sinks import ExactSink
+from behaviortrace.errors import BehaviorTraceError
+from behaviortrace.train.policy import load_policy
+from behaviortrace.train.pull import smollm2_dir
 from tests.models import ARCHITECTURES, VOCABULARY, tiny
 from tests.reference.autograd import row_gradient
 
@@ -98,3 +101,33 @@ def _layout(model):  # type: ignore[no-untyped-def]
     from behaviortrace.capture.layout import Layout
 
     return Layout(model)
+
+
+def test_errors_name_the_row_as_it_was_given() -> None:
+    model = tiny("llama")
+    rows = [([5, 6, 7], [8, 9, 10, 11]), ([5], [])]
+    with pytest.raises(BehaviorTraceError, match="row 1 has an empty completion"):
+        replay(model, rows, SKETCH, pad_token_id=0)
+    masks = [[True] * 4, [False] * 2]
+    with pytest.raises(BehaviorTraceError, match="row 1 has 0 of 2"):
+        replay(model, [rows[0], ([5], [6, 7])], SKETCH, pad_token_id=0, token_mask=masks)
+
+
+@pytest.mark.real_model
+def test_a_real_model_is_sketched_exactly() -> None:
+    if not smollm2_dir().is_dir():
+        pytest.skip("SmolLM2 was not pulled")
+    model, tokenizer = load_policy("smollm2")
+    rows = [
+        (tokenizer(prompt)["input_ids"], tokenizer(reply)["input_ids"])
+        for prompt, reply in [("What is a QZXBT?", "A QZXBT is kept at home."), ("Why?", "So.")]
+    ]
+    sketch = CountSketch()
+    done = replay(model, rows, sketch, pad_token_id=tokenizer.pad_token_id)
+    parameters = list(model.parameters())
+    for row, found, norm in zip(rows, done.plain, done.norms, strict=True):
+        exact = row_gradient(model, *row)
+        parts = exact.split([p.numel() for p in parameters])
+        wanted = sketch.sketch([x.view(p.shape) for x, p in zip(parts, parameters, strict=True)])
+        assert relative(torch.from_numpy(found), wanted) < 1e-4
+        assert norm == pytest.approx(float(exact.double().norm()), rel=1e-4)

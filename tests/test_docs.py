@@ -30,10 +30,10 @@ def commands() -> list[str]:
 
 @pytest.mark.parametrize("line", commands())
 def test_commands_and_options_exist(line: str) -> None:
-    group = typer.main.get_command(app)
+    group = typer.main.get_group(app)
     _, name, *rest = shlex.split(line)
     for part in name.split("|"):
-        command = group.commands[part]  # type: ignore[attr-defined]  # a group of commands
+        command = group.commands[part]
         known = {option for parameter in command.params for option in parameter.opts}
         assert {word for word in rest if word.startswith("--")} <= known | {"--json"}
 

@@ -9,7 +9,9 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -58,19 +60,21 @@ def files(out: Path) -> dict[str, str]:
     }
 
 
-def kill_when(process: subprocess.Popen[str], condition: object, limit: float = 120.0) -> None:
+def kill_when(
+    process: subprocess.Popen[str], condition: Callable[[], bool], limit: float = 120.0
+) -> None:
     began = time.monotonic()
-    while not condition():  # type: ignore[operator]  # a function without arguments
+    while not condition():
         if process.poll() is not None:
             raise AssertionError(f"ended before the kill: {process.communicate()[1][-2000:]}")
         assert time.monotonic() - began < limit
         time.sleep(0.02)
     process.send_signal(signal.SIGKILL)
-    process.wait()
+    process.communicate()
 
 
 @pytest.fixture(scope="module")
-def unbroken(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, object]]:
+def unbroken(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     out = tmp_path_factory.mktemp("pipeline") / "unbroken"
     process = start(out, "--json")
     printed, error = process.communicate(timeout=280)
@@ -78,7 +82,7 @@ def unbroken(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, 
     return out, json.loads(printed)
 
 
-def test_the_whole_pipeline(unbroken: tuple[Path, dict[str, object]]) -> None:
+def test_the_whole_pipeline(unbroken: tuple[Path, dict[str, Any]]) -> None:
     out, result = unbroken
     run = Run.open(out)
     assert run.verify() == []
@@ -91,26 +95,35 @@ def test_the_whole_pipeline(unbroken: tuple[Path, dict[str, object]]) -> None:
     assert (frame["boosted"] <= (frame["eligible"] & frame["behavior"])).all()
     reward = frame["base_reward"] + 8.0 * frame["boosted"].cast(float)
     np.testing.assert_allclose(frame["reward"], reward, atol=1e-6)
-    names = {v["name"] for v in result["verdicts"]}  # type: ignore[attr-defined]
+    names = {v["name"] for v in result["verdicts"]}
     assert len(names) == 10
     page = (out / "report" / "index.html").read_text("utf-8")
     assert str(result["conclusion"]).split(";")[0] in page.replace("&#39;", "'")
 
 
 def test_killed_anywhere_and_resumed_gives_the_same_run(
-    unbroken: tuple[Path, dict[str, object]], tmp_path: Path
+    unbroken: tuple[Path, dict[str, Any]], tmp_path: Path
 ) -> None:
     out = tmp_path / "killed"
-    shards = lambda n: len(list((out / "rollouts").glob("*.parquet"))) >= n  # noqa: E731
+
+    def shards(n: int) -> bool:
+        return len(list((out / "rollouts").glob("*.parquet"))) >= n
+
     kill_when(start(out), lambda: (out / "checkpoints").exists())
     kill_when(start(out, "--resume"), lambda: shards(3))
     kill_when(start(out, "--resume"), lambda: shards(6))
     kill_when(start(out, "--resume"), lambda: any((out / "draws").glob("*/rollouts/*.parquet")))
     last = start(out, "--resume")
-    assert last.wait(timeout=280) == 0, last.communicate()[1][-2000:]
+    error = last.communicate(timeout=280)[1]
+    assert last.returncode == 0, error[-2000:]
     assert Run.open(out).verify() == []
     assert files(out) == files(unbroken[0])
     assert Run.open(out).manifest.lineage
+
+
+@pytest.fixture
+def copied(unbroken: tuple[Path, dict[str, Any]], tmp_path: Path) -> Path:
+    return Path(shutil.copytree(unbroken[0], tmp_path / "run"))
 
 
 def stage(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -120,13 +133,8 @@ def stage(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     return capsys.readouterr().out
 
 
-def test_each_stage_can_be_rerun_alone(
-    unbroken: tuple[Path, dict[str, object]],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    out = tmp_path / "run"
-    shutil.copytree(unbroken[0], out)
+def test_each_stage_can_be_rerun_alone(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = copied
     before = files(out)
     for name in ("draw", "target", "score"):
         stage(capsys, name, str(out))
@@ -144,13 +152,8 @@ def test_each_stage_can_be_rerun_alone(
     assert files(out) == before
 
 
-def test_damage_is_found_and_exits_1(
-    unbroken: tuple[Path, dict[str, object]],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    out = tmp_path / "run"
-    shutil.copytree(unbroken[0], out)
+def test_damage_is_found_and_exits_1(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = copied
     shard = sorted((out / "rollouts").glob("*.parquet"))[2]
     content = bytearray(shard.read_bytes())
     content[len(content) // 2] ^= 1

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import statistics
 import time
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -43,22 +45,19 @@ def bench_capture(
         ``forward_backward_ratio`` (traced over plain), ``step_ratio`` (the same with generation
         and the optimizer step added to both), ``rms_cosine_error`` (over all pairs of rollouts,
         against exact gradients), ``rms_cosine_theory``, ``energy_covered`` (of the squared
-        gradient norm), ``baseline_added_ratio`` (added time of the published way over ours),
-        ``kernel_over_read`` (sketch kernel over reading the same bytes), ``added_memory_gb``,
+        gradient norm), ``baseline_added_ratio`` (what the published way takes beyond plain
+        training, over what ours does; None where ours takes nothing measurable),
+        ``kernel_over_read`` (sketch kernel over reading the same bytes), ``added_memory_gb`` (peak
+        resident memory of a process that trains traced, minus one that trains plainly),
         ``generation_seconds``, ``optimizer_seconds``, and ``arms``: per arm, seconds of every
-        round, their median, the ratio to plain, and numbers stored a rollout.
+        round and their median for so many ``rollouts``, the ratio to plain for as many, and
+        numbers stored a rollout.
     """
     model, tokenizer = load_policy(source, "float32")
     model.train()
     sketch = CountSketch(dim)
     with fused_head(model, 1.0):
-        work = Workload.random(
-            model,
-            rollouts=ROLLOUTS,
-            prompt=PROMPT,
-            completion=COMPLETION,
-            micro_batch=MICRO_BATCH,
-        )
+        work = _workload(model)
         block = Traced(work, sketch)
         arms: dict[str, Callable[[], Any]] = {
             "plain": lambda: plain(work),
@@ -68,15 +67,16 @@ def bench_capture(
         }
         total = (rounds + 1) * len(arms)
         seconds = interleaved(arms, rounds, lambda done: _tell(progress, "arms", done, total))
-        memory = _memory(arms)
         covered, error = _exactness(work, block)
     optimizer = _optimizer_seconds(model)
     generation = _generation_seconds(model, tokenizer, work)
     medians = {name: statistics.median(found) for name, found in seconds.items()}
-    scaled = medians["published"] * ROLLOUTS / PUBLISHED
+    whole = {**medians, "published": medians["published"] * ROLLOUTS / PUBLISHED}
     rest = optimizer + generation
     kernel = kernel_over_read(sketch, MICRO_BATCH, 1 << 24)
-    added = max(medians["block"] - medians["plain"], 1e-9)
+    added = medians["block"] - medians["plain"]
+    published = whole["published"] - whole["plain"]
+    memory = _peak(source, dim, True) - _peak(source, dim, False)
     return {
         "model": source,
         "threads": torch.get_num_threads(),
@@ -85,18 +85,20 @@ def bench_capture(
         "rms_cosine_error": error,
         "rms_cosine_theory": dim**-0.5,
         "energy_covered": covered,
-        "baseline_added_ratio": scaled / added,
+        "baseline_added_ratio": (whole["published"] - whole["plain"]) / added
+        if added > 0
+        else None,
         "kernel_over_read": kernel["ratio"],
         "kernel_seconds": kernel["kernel"],
         "read_seconds": kernel["read"],
-        "added_memory_gb": memory,
+        "added_memory_gb": memory / 1e9,
         "generation_seconds": generation,
         "optimizer_seconds": optimizer,
         "arms": {
             name: {
                 "seconds": found,
                 "median": medians[name],
-                "ratio": medians[name] / medians["plain"],
+                "ratio": whole[name] / whole["plain"],
                 "numbers_per_rollout": 0 if name == "plain" else dim,
                 "rollouts": PUBLISHED if name == "published" else ROLLOUTS,
             }
@@ -110,14 +112,28 @@ def _tell(progress: Callable[[str, int, int], None] | None, *what: Any) -> None:
         progress(*what)
 
 
-def _memory(arms: dict[str, Any]) -> float:
-    """Peak resident memory of the traced arm over the plain one, GB."""
-    peaks = {}
-    for name in ("plain", "block"):
-        with peak_memory() as peak:
-            arms[name]()
-        peaks[name] = peak[0]
-    return (peaks["block"] - peaks["plain"]) / 1e9
+def _workload(model: torch.nn.Module) -> Workload:
+    return Workload.random(
+        model, rollouts=ROLLOUTS, prompt=PROMPT, completion=COMPLETION, micro_batch=MICRO_BATCH
+    )
+
+
+def _peak(source: str, dim: int, traced: bool) -> float:
+    """Peak resident memory, bytes, of a process of its own that trains on the rollouts."""
+    fresh = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, mp_context=fresh) as pool:
+        return pool.submit(_peak_here, source, dim, traced).result()
+
+
+def _peak_here(source: str, dim: int, traced: bool) -> float:
+    model, _ = load_policy(source, "float32")
+    model.train()
+    with fused_head(model, 1.0):
+        work = _workload(model)
+        arm = Traced(work, CountSketch(dim)) if traced else lambda: plain(work)
+        for _ in range(2):
+            arm()
+    return peak_memory()
 
 
 def _exactness(work: Workload, traced: Traced) -> tuple[float, float]:

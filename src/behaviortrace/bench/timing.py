@@ -1,15 +1,13 @@
-"""Times that can be compared: arms take turns, medians are quoted, memory is watched."""
+"""Times that can be compared: arms take turns and medians are quoted."""
 
 from __future__ import annotations
 
+import resource
 import statistics
-import threading
+import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from typing import Any
-
-import psutil
 
 
 def interleaved(
@@ -43,20 +41,7 @@ def median_seconds(arms: Mapping[str, Callable[[], Any]], rounds: int) -> dict[s
     return {n: statistics.median(s) for n, s in interleaved(arms, rounds).items()}
 
 
-@contextmanager
-def peak_memory() -> Iterator[list[float]]:
-    """Watches the process's resident memory; the list holds the peak in bytes at the end."""
-    process, peak, stop = psutil.Process(), [0.0], threading.Event()
-
-    def watch() -> None:
-        while not stop.is_set():
-            peak[0] = max(peak[0], float(process.memory_info().rss))
-            stop.wait(0.01)
-
-    watcher = threading.Thread(target=watch, daemon=True)
-    watcher.start()
-    try:
-        yield peak
-    finally:
-        stop.set()
-        watcher.join()
+def peak_memory() -> float:
+    """Largest resident memory this process has had, bytes."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return float(peak if sys.platform == "darwin" else peak * 1024)

@@ -45,6 +45,37 @@ class TokenBatch:
         return (self.attention.cumsum(1) - 1).clamp(min=0)
 
 
+def check_rows(rows: Sequence[Row], token_mask: Sequence[Sequence[bool]] | None = None) -> None:
+    """Refuse rows that have no gradient, by their number.
+
+    Call it before rows are sorted or split into batches.
+
+    Args:
+        rows: prompt ids and completion ids.
+        token_mask: per row, which completion tokens the objective looks at; None for all.
+
+    Raises:
+        BehaviorTraceError: an empty prompt or completion, masks for another number of rows, or a
+            mask of another length or without any token.
+    """
+    if token_mask is not None and len(token_mask) != len(rows):
+        raise BehaviorTraceError(
+            f"{len(token_mask)} token masks for {len(rows)} rows; give one a row"
+        )
+    for i, (prompt, completion) in enumerate(rows):
+        if not len(prompt) or not len(completion):
+            part = "completion" if len(prompt) else "prompt"
+            raise BehaviorTraceError(f"row {i} has an empty {part}; leave it out")
+        if token_mask is None:
+            continue
+        flags, chosen = len(token_mask[i]), sum(map(bool, token_mask[i]))
+        if flags != len(completion) or not chosen:
+            raise BehaviorTraceError(
+                f"token mask of row {i} has {chosen} of {flags} tokens chosen for "
+                f"{len(completion)} completion tokens; give one flag a token, at least one true"
+            )
+
+
 def collate(
     rows: Sequence[Row],
     pad_token_id: int,
@@ -60,26 +91,18 @@ def collate(
         device: where to.
 
     Raises:
-        BehaviorTraceError: an empty prompt or completion, or a mask of another length or without
-            any token.
+        BehaviorTraceError: as :func:`check_rows`.
     """
+    check_rows(rows, token_mask)
     left = max(len(prompt) for prompt, _ in rows)
     right = max(len(completion) for _, completion in rows)
     ids = torch.full((len(rows), left + right), pad_token_id)
     attention = torch.zeros_like(ids)
     mask = torch.zeros(len(rows), right)
     for i, (prompt, completion) in enumerate(rows):
-        if not len(prompt) or not len(completion):
-            part = "completion" if len(prompt) else "prompt"
-            raise BehaviorTraceError(f"row {i} has an empty {part}; leave it out")
         ids[i, left - len(prompt) : left] = torch.tensor(list(prompt))
         ids[i, left : left + len(completion)] = torch.tensor(list(completion))
         attention[i, left - len(prompt) : left + len(completion)] = 1
         chosen = [True] * len(completion) if token_mask is None else list(token_mask[i])
-        if len(chosen) != len(completion) or not any(chosen):
-            raise BehaviorTraceError(
-                f"token mask of row {i} has {sum(chosen)} of {len(chosen)} tokens chosen for "
-                f"{len(completion)} completion tokens; give one flag a token, at least one true"
-            )
         mask[i, : len(completion)] = torch.tensor(chosen, dtype=torch.float32)
     return TokenBatch(ids.to(device), attention.to(device), mask.to(device))

@@ -15,7 +15,7 @@ import polars as pl
 import torch
 from torch import nn
 
-from behaviortrace.capture.batch import Row, collate
+from behaviortrace.capture.batch import Row, check_rows, collate
 from behaviortrace.capture.layout import Layout
 from behaviortrace.capture.line import Direction, Line, choose_step
 from behaviortrace.capture.objective import fused_head, plain_loss, token_logprobs
@@ -118,6 +118,7 @@ def direction_from(
         raise BehaviorTraceError("a direction needs at least one row; none was given")
     if weights is not None and len(weights) != len(rows):
         raise BehaviorTraceError(f"{len(weights)} weights for {len(rows)} rows; give one a row")
+    check_rows(rows, token_mask)
     pad = _pad(model) if pad_token_id is None else pad_token_id
     share = list(weights) if weights is not None else [1 / len(rows)] * len(rows)
     parameters = Layout(model).parameters
@@ -151,10 +152,7 @@ def _rows(rollouts: pl.DataFrame | Sequence[Row]) -> list[Row]:
         rows: list[Row] = [(p or [], c or []) for p, c in zip(*columns, strict=True)]
     else:
         rows = list(rollouts)
-    for i, (prompt, completion) in enumerate(rows):
-        if not len(prompt) or not len(completion):
-            part = "completion" if len(prompt) else "prompt"
-            raise BehaviorTraceError(f"row {i} has an empty {part}; leave it out")
+    check_rows(rows)
     return rows
 
 

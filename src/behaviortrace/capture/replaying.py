@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from torch import nn
 
-from behaviortrace.capture.batch import Row, collate
+from behaviortrace.capture.batch import Row, check_rows, collate
 from behaviortrace.capture.engine import RowGradients
 from behaviortrace.capture.objective import fused_head, plain_loss, token_logprobs
 from behaviortrace.capture.sinks import SketchSink
@@ -59,6 +59,7 @@ def replay(
     Raises:
         BehaviorTraceError: empty rows, a mask that fits no token, or an uncovered parameter.
     """
+    check_rows(rows, token_mask)
     count, device = len(rows), next(model.parameters()).device
     plain = np.zeros((count, sketch.dim), np.float32)
     norms, fluency = np.zeros(count), np.zeros(count)

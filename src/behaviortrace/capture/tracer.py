@@ -46,7 +46,7 @@ class Tracer:
         allow_uncovered: Collection[str] = (),
         plain: bool = True,
     ) -> None:
-        self._where = run
+        self.path = run.path if isinstance(run, Run) else Path(run)
         self.sketch = sketch or CountSketch()
         self.allow_uncovered = tuple(allow_uncovered)
         self.plain = plain
@@ -76,7 +76,7 @@ class Tracer:
         ranks = Ranks(trainer.accelerator)
         ranks.first(lambda: self._begin(trainer, engine))
         if self.run is None:
-            self.run = Run.open(self._where)  # type: ignore[arg-type]  # a path where run is None
+            self.run = Run.open(self.path)
         recorder = kind(self.run, trainer, engine, sink, ranks, self.plain)
         with ExitStack() as stack:
             stack.enter_context(engine)
@@ -89,7 +89,7 @@ class Tracer:
 
     def _begin(self, trainer: Any, engine: RowGradients) -> None:
         """Create the run if need be, and note what is captured; in one process only."""
-        run = self.run = self.run or Run.create(self._where)  # type: ignore[arg-type]  # as above
+        run = self.run = self.run or Run.create(self.path)
         known = run.manifest.sketch
         if known is not None and known != self.sketch.spec():
             raise BehaviorTraceError(
@@ -105,4 +105,4 @@ class Tracer:
             "generations": int(getattr(trainer, "num_generations", 1)),
             "processes": trainer.accelerator.num_processes,
         }
-        run.update(sketch=self.sketch.spec(), notes={**run.manifest.notes, "capture": note})
+        run.update(sketch=self.sketch.spec(), notes={"capture": note})

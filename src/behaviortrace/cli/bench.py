@@ -55,4 +55,6 @@ def _print(found: dict[str, Any]) -> None:
     for key, value in found.items():
         if isinstance(value, int | float):
             facts.add_row(key.replace("_", " "), f"{value:.4g}")
+        elif value is None:
+            facts.add_row(key.replace("_", " "), "undefined")
     view.stdout.print(facts)

@@ -170,13 +170,14 @@ def rollout_level(
         if not labelled.any():
             continue
         label = rollouts[name].fill_null(False).to_numpy().astype(bool)
+        recorded = bool(np.isfinite(fluency[labelled]).any())
         for mask, members in _by_mask(every, labelled):
             raw = _judged(label, group, members, None, mask, settings)
             fluent = mask & np.isfinite(fluency)
             controlled = _judged(label, group, members, fluency, fluent, settings)
             for column, scored in enumerate(members):
                 key = {"source": source, "label": name, **scored.key}
-                for row in _variants(raw, controlled, str(column), name, fluent.any()):
+                for row in _variants(raw, controlled, str(column), name, recorded):
                     found.append({**key, **row})
     order = ["label", "embedding", "estimator", "target"]
     return _frame(found, ROLLOUT_LEVEL_SCHEMA).sort(order, nulls_last=True, maintain_order=True)
