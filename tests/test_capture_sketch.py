@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from behaviortrace.capture import CountSketch, device
+from behaviortrace.capture.kronecker import Grid
 from behaviortrace.capture.layout import slots_of
 from behaviortrace.errors import BehaviorTraceError
 from tests.reference import countsketch as reference
@@ -83,6 +84,70 @@ def test_linear(hash_: str) -> None:
     np.testing.assert_allclose(both, 2 * sketch.sketch(a) - 3 * sketch.sketch(b), atol=1e-4)
 
 
+def test_kronecker_equals_the_slow_reference() -> None:
+    shapes = [(70, 9), (130,), (3, 200), (4, 2, 3), (1, 1)]
+    generator = torch.Generator().manual_seed(0)
+    values = [torch.randn(*shape, generator=generator) for shape in shapes]
+    for dim in (4096, 8192):
+        found = CountSketch(dim, seed=11, hash="kronecker").sketch(values)
+        wanted = reference.sketch("kronecker", 11, dim, [v.numpy() for v in values])
+        np.testing.assert_allclose(found.numpy(), wanted, atol=1e-5)
+
+
+@pytest.mark.parametrize("start", [0, 64])
+def test_kronecker_takes_factors_for_the_whole(start: int) -> None:
+    sketch = CountSketch(4096, seed=1, hash="kronecker")
+    _, slot = slots_of([("first", (3,)), ("w", (150, 48))])
+    generator = torch.Generator().manual_seed(2)
+    left = torch.randn(3, 5, 150 - start, generator=generator)
+    right = torch.randn(3, 5, 48, generator=generator)
+    whole = torch.bmm(left.transpose(1, 2), right).flatten(1)
+    wanted, squares = sketch.accumulators(3), np.zeros(3)
+    sketch.add(wanted, whole.numpy(), slot, start * 48, squares)
+    np.testing.assert_allclose(squares, whole.square().sum(1), rtol=1e-5)
+    found = torch.zeros(3, 4096)
+    Grid(sketch).add_outer(found, slot, left, right, start * 48)
+    np.testing.assert_allclose(found, sketch.fold(wanted), atol=1e-4)
+
+
+@pytest.mark.parametrize("count", [1, 6])
+def test_kronecker_has_the_mean_and_variance_of_theory(count: int) -> None:
+    """Over hash seeds, for outer products g x^T and h y^T in so many matrices.
+
+    In one matrix the estimate is a product of two independent ones; between two matrices, which
+    share the grid, coordinates collide as under any hash.
+    """
+    rng, dim, seeds = np.random.default_rng(3), 16_384, 200
+    g, h = rng.normal(size=(2, count, 192))
+    x = rng.normal(size=(count, 256))
+    y = x + 0.5 * rng.normal(size=x.shape)  # inputs of two rollouts are alike, as in a model
+    lefts, rights = (
+        [torch.from_numpy(np.einsum("ka,kb->kab", *pair).astype(np.float32)) for pair in both]
+        for both in (((g, x),), ((h, y),))
+    )
+    found = np.empty(seeds)
+    for seed in range(seeds):
+        sketch = CountSketch(dim, seed=seed, hash="kronecker")
+        one, two = (sketch.sketch(list(values[0])).double() for values in (lefts, rights))
+        found[seed] = float(one @ two)
+
+    def moments(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Mean and variance of a short sketch's inner products, matrix by matrix."""
+        dot, same = (a * b).sum(1), (a * a * b * b).sum(1)
+        return dot, ((a * a).sum(1) * (b * b).sum(1) + dot**2 - 2 * same) / dim**0.5
+
+    (m, v), (n, w) = moments(g, h), moments(x, y)
+    dots = m * n
+    sizes = [(a * a).sum(1) * (b * b).sum(1) for a, b in ((g, x), (h, y))]
+    within = (m**2 + v) * (n**2 + w) - dots**2
+    across = (np.outer(*sizes) + np.outer(dots, dots)) / dim
+    variance = within.sum() + across.sum() - np.trace(across)
+    error = (found - dots.sum()) / np.sqrt(variance)
+    assert abs(error.mean()) < 4 / np.sqrt(seeds)
+    # Coordinates of one block never collide: of 256 columns a quarter of the pairs.
+    assert 0.55 < error.var() < 1.35
+
+
 def shaped(kind: str, n: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
     """Pairs of vectors that could hurt a hash that is not random enough."""
     a, b = rng.normal(size=(2, n))
@@ -134,6 +199,11 @@ def test_does_not_depend_on_threads() -> None:
         found.append(out)
     numba.set_num_threads(kept)
     assert all(np.array_equal(found[0], other) for other in found)
+
+
+def test_kronecker_refuses_a_grid_that_is_too_small() -> None:
+    with pytest.raises(BehaviorTraceError, match="2048"):
+        CountSketch(2048, hash="kronecker")
 
 
 @pytest.mark.parametrize("dim", [0, 32, 100, -64])

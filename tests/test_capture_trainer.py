@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from behaviortrace.capture import Tracer
+from behaviortrace.capture import CountSketch, Tracer
 from behaviortrace.errors import BehaviorTraceError
 from behaviortrace.run import Run
 from tests.trainers import grpo, lora, sft
@@ -52,6 +52,25 @@ def test_the_step_sketch_is_the_sum_of_its_rows(tmp_path: Path) -> None:
     norms = np.linalg.norm(sketches, axis=1)
     used = frame["grad_norm"].to_numpy() > 0
     np.testing.assert_allclose(norms[used], frame["grad_norm"].to_numpy()[used], rtol=0.25)
+
+
+def test_factored_capture_in_the_real_trainer(tmp_path: Path) -> None:
+    """The hash that forms no gradient: the same update, and rows that account for all of it."""
+    parameters, losses = [], []
+    for name, sketch in (("block", SKETCH), ("kronecker", CountSketch(8192, hash="kronecker"))):
+        trainer = grpo(tmp_path / name)
+        with Tracer(tmp_path / f"run-{name}", sketch).attach(trainer):
+            trainer.train()
+        parameters.append(torch.cat([p.detach().flatten() for p in trainer.model.parameters()]))
+        losses.append([entry["loss"] for entry in trainer.state.log_history if "loss" in entry])
+    assert losses[0] == pytest.approx(losses[1], abs=1e-6)
+    torch.testing.assert_close(parameters[0], parameters[1], atol=1e-6, rtol=0)
+    run = Run.open(tmp_path / "run-kronecker")
+    frame = run.rollouts()
+    assert run.manifest.sketch["hash"] == "kronecker"
+    assert frame["missed_energy"].drop_nulls().max() < 1e-8
+    norms = np.linalg.norm(run.sketches("update"), axis=1)
+    np.testing.assert_allclose(norms, frame["grad_norm"], rtol=1e-4)
 
 
 def test_attaching_changes_nothing(tmp_path: Path) -> None:

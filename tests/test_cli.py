@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -103,3 +106,38 @@ def test_debug_shows_the_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BEHAVIORTRACE_DEBUG", "")
     with pytest.raises(BehaviorTraceError):
         cli.main(["--debug", "verify", "no/run"])
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's allocator")
+def test_freed_memory_is_kept_unless_the_user_chose() -> None:
+    """In a process of its own: a large block is faulted in once, not at every use."""
+    script = """
+import mmap, resource, sys
+from behaviortrace.cli.allocator import keep_freed_memory
+import numpy as np
+told = keep_freed_memory()
+def use():
+    np.ones(5_000_000)
+use()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(20):
+    use()
+faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+print(told, faults / (20 * 40_000_000 / mmap.PAGESIZE))
+"""
+    shares = {}
+    for name, extra in (("kept", {}), ("chosen", {"MALLOC_MMAP_MAX_": "65536"})):
+        kept = {k: v for k, v in os.environ.items() if not k.startswith(("MALLOC_", "GLIBC_"))}
+        # NumPy would ask for huge pages, of which a block has few.
+        environment = {**kept, **extra, "NUMPY_MADVISE_HUGEPAGE": "0"}
+        done = subprocess.run(
+            [sys.executable, "-c", script],
+            capture_output=True,
+            text=True,
+            check=True,
+            env=environment,
+        )
+        told, share = done.stdout.split()
+        assert told == str(name == "kept")
+        shares[name] = float(share)
+    assert shares["kept"] < 0.1 < 0.5 < shares["chosen"]

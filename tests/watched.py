@@ -16,14 +16,14 @@ from trl.models.utils import disable_gradient_checkpointing
 import behaviortrace.capture.recorder as recorder_module
 import behaviortrace.capture.tracer as tracer_module
 from behaviortrace.capture import CountSketch, Tracer
-from behaviortrace.capture.sinks import ExactSink
+from behaviortrace.capture.sinks import ExactSink, SketchSink
 from behaviortrace.run import Run
 
 SKETCH = CountSketch(1024, seed=1)
 ERRORS = ("sums", "change", "rows", "alone", "sketches", "norms")
 
 
-class BothSink(tracer_module.SketchSink):
+class BothSink(SketchSink):
     """Sketches, and keeps whole rows beside."""
 
     exact: ExactSink
@@ -103,7 +103,7 @@ class Watched:
             return note(recorder, *args, **named)
 
         patch.setattr(self.trainer, loss_name, loss)
-        patch.setattr(tracer_module, "SketchSink", new_sink)
+        patch.setattr(tracer_module, "sink_for", new_sink)
         patch.setattr(recorder_module.Recorder, "begin", watched_begin)
         patch.setattr(recorder_module.Recorder, "take_rows", watched_note)
 

@@ -32,12 +32,30 @@ def place(kind: str, seed: int, dim: int, index: int, block: int, within: int) -
     return (mix(seed_word) + lane) % dim, -1 if (signs >> lane) & 1 else 1
 
 
+def sides(seed: int, dim: int) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Seed and buckets of the row hash and of the column hash of a kronecker sketch."""
+    key, bits = mix((seed + _GOLDEN) & _U64), dim.bit_length() - 1
+    rows = 2 ** -(-bits // 2)
+    return (mix((key + 1) & _U64), rows), (mix((key + 2) & _U64), dim // rows)
+
+
+def place_in_matrix(seed: int, dim: int, block: int, i: int, j: int) -> tuple[int, int]:
+    """Bucket and sign of entry (i, j) of a matrix under the kronecker hash."""
+    (row_seed, rows), (column_seed, columns) = sides(seed, dim)
+    row, row_sign = place("block", row_seed, rows, 0, block, i)
+    column, column_sign = place("block", column_seed, columns, 0, block, j)
+    return row * columns + column, row_sign * column_sign
+
+
 def sketch(kind: str, seed: int, dim: int, tensors: list[np.ndarray]) -> np.ndarray:
     out = np.zeros(dim)
     index = block = 0
     for tensor in tensors:
         for within, value in enumerate(tensor.reshape(-1)):
-            bucket, sign = place(kind, seed, dim, index + within, block, within)
+            if kind == "kronecker" and tensor.ndim == 2:
+                bucket, sign = place_in_matrix(seed, dim, block, *divmod(within, tensor.shape[1]))
+            else:
+                bucket, sign = place(kind, seed, dim, index + within, block, within)
             out[bucket] += sign * value
         index += tensor.size
         block += -(-tensor.size // 64)

@@ -13,7 +13,7 @@ from behaviortrace.capture import device
 from behaviortrace.capture.engine import RowGradients
 from behaviortrace.capture.layout import Layout
 from behaviortrace.capture.objective import plain_loss, token_logprobs
-from behaviortrace.capture.sinks import SketchSink
+from behaviortrace.capture.sinks import sink_for
 from behaviortrace.capture.sketch import CountSketch
 
 
@@ -32,7 +32,7 @@ class Traced:
 
     def __init__(self, work: Workload, sketch: CountSketch) -> None:
         self.work = work
-        self.sink = SketchSink(sketch)
+        self.sink = sink_for(sketch)
         self.engine = RowGradients(work.model, self.sink)
         self.sketches = np.zeros((0, sketch.dim), np.float32)
 

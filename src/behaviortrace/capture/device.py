@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 
 from behaviortrace.capture.layout import BLOCK, Slot
-from behaviortrace.capture.sketch import CountSketch
+
+if TYPE_CHECKING:
+    from behaviortrace.capture.sketch import CountSketch
 
 _LOGICAL = {shift: (1 << (64 - shift)) - 1 for shift in (27, 30, 31)}
 

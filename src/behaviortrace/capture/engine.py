@@ -30,7 +30,7 @@ class RowBatch:
             not, it saw each row's share of the loss's own gradient.
         weight: (rows,) update gradient = weight x what the sink saw.
         norm: (rows,) exact L2 norm of what the sink saw; NaN where a module ran more than once,
-            which sketches allow and sums of squares do not.
+            which sketches allow and sums of squares do not, and where gradients are never formed.
         logps: (rows, positions) log-probabilities where the loss looks, or None.
         tokens: (rows,) positions under the mask, or None without a mask.
         fluency: (rows,) mean log-probability under the mask, NaN where it is empty; or None.
@@ -44,6 +44,10 @@ class RowBatch:
     tokens: np.ndarray | None
     fluency: np.ndarray | None
     reason: str = ""
+
+    def norms(self, sketches: np.ndarray) -> np.ndarray:
+        """(rows,) float64 exact norms; those of the (rows, dim) sketches where there is none."""
+        return np.where(np.isnan(self.norm), np.linalg.norm(sketches, axis=1), self.norm)
 
 
 class RowGradients:

@@ -116,7 +116,7 @@ class Recorder(TrainerCallback, ABC):
             self._note_update_only(self.refusal or done.reason)
         weight = done.weight / self.ranks.count  # gradients are averaged over processes
         sketches = self.sink.sketches()
-        norm = np.where(np.isnan(done.norm), np.linalg.norm(sketches, axis=1), done.norm)
+        norm = done.norms(sketches)
         frame = self.describe()
         uses = [self.uses.get(i, 0) for i in frame["rollout_id"]]
         self.uses.update({i: n + 1 for i, n in zip(frame["rollout_id"], uses, strict=True)})

@@ -11,7 +11,7 @@ from torch import nn
 from behaviortrace.capture.batch import Row, check_rows, collate
 from behaviortrace.capture.engine import RowGradients
 from behaviortrace.capture.objective import fused_head, plain_loss, token_logprobs
-from behaviortrace.capture.sinks import SketchSink
+from behaviortrace.capture.sinks import sink_for
 from behaviortrace.capture.sketch import CountSketch
 
 
@@ -22,7 +22,8 @@ class Replay:
     Attributes:
         plain: (n, dim) float32 sketches of the gradient of minus the mean log-probability of the
             chosen completion tokens.
-        norms: (n,) float64 exact L2 norms of those gradients.
+        norms: (n,) float64 exact L2 norms of those gradients; of their sketches where the sketch
+            never forms them.
         fluency: (n,) float64 mean log-probability of *all* completion tokens, nats.
         logps: log-probability of every completion token, one array a row.
     """
@@ -67,7 +68,7 @@ def replay(
     # Rows of like length share a batch, so that little is spent on padding.
     order = sorted(range(count), key=lambda i: len(rows[i][0]) + len(rows[i][1]))
     by_row: dict[int, np.ndarray] = {}
-    sink = SketchSink(sketch)
+    sink = sink_for(sketch)
     sink.want_sum = False
     training = model.training
     model.eval()
@@ -81,7 +82,8 @@ def replay(
                 values = token_logprobs(model, batch)
                 plain_loss(values, batch.mask).sum().backward()
                 done = engine.disarm()
-                plain[chosen], norms[chosen] = sink.sketches(), done.norm
+                plain[chosen] = sink.sketches()
+                norms[chosen] = done.norms(plain[chosen])
                 for i, row in zip(chosen, values.detach().double().cpu().numpy(), strict=True):
                     by_row[i] = row[: len(rows[i][1])]
                     fluency[i] = by_row[i].mean()

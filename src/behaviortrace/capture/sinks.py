@@ -12,10 +12,12 @@ import numpy as np
 import torch
 
 from behaviortrace.capture import device
+from behaviortrace.capture.kronecker import Grid
 from behaviortrace.capture.layout import BLOCK, Layout, Slot
 from behaviortrace.capture.sketch import CountSketch
 
-_TILE = 131_072
+_TILE = 1 << 20
+"""Floats of the workspace of all rows: above it caches overflow, below it calls dominate."""
 
 
 class RowSink(ABC):
@@ -65,7 +67,7 @@ class RowSink(ABC):
         if self.want_sum:
             total = torch.empty(a * b, device=left.device) if into is None else into.view(-1)
         unit = BLOCK // np.gcd(b, BLOCK)
-        step = max(unit, _TILE // b // unit * unit)
+        step = max(unit, _TILE // self.rows // b // unit * unit)
         work = torch.empty(self.rows * min(step, a) * b, device=left.device)
         for at in range(0, a, step):
             n = min(step, a - at)
@@ -162,6 +164,54 @@ class SketchSink(RowSink):
         if self._host is not None:
             return self.sketch.fold(self._host)
         return self._device.cpu().numpy()
+
+
+class KroneckerSink(SketchSink):
+    """Sketches matrices from their factors; a rollout's gradient is never formed.
+
+    Norms of rows are then not known exactly: ``squares`` is NaN.
+
+    Args:
+        sketch: with hash "kronecker".
+    """
+
+    def __init__(self, sketch: CountSketch) -> None:
+        super().__init__(sketch)
+        self._grid = Grid(sketch)
+
+    def _begin(self, on: torch.device) -> None:
+        super()._begin(on)
+        self.squares.fill_(torch.nan)
+        self._out = self._device if self._host is None else torch.from_numpy(self._host)
+
+    def outer(
+        self,
+        slot: Slot,
+        left: torch.Tensor,
+        right: torch.Tensor,
+        start: int = 0,
+        into: torch.Tensor | None = None,
+    ) -> torch.Tensor | None:
+        """See :meth:`RowSink.outer`."""
+        self._grid.add_outer(self._out, slot, left, right, start)
+        if not self.want_sum:
+            return None
+        flat = (left * self.weight[:, None, None]).flatten(0, 1)
+        return torch.mm(flat.t(), right.flatten(0, 1), out=into)
+
+    def _take(self, slot: Slot, flat: torch.Tensor, start: int) -> None:
+        if len(slot.shape) == 2:
+            self._grid.add_whole(self._out, slot, flat.unflatten(1, (-1, slot.shape[1])), start)
+        else:
+            super()._take(slot, flat, start)
+
+    def _take_positions(self, slot: Slot, ids: torch.Tensor, gradients: torch.Tensor) -> None:
+        self._grid.add_positions(self._out, slot, ids, gradients)
+
+
+def sink_for(sketch: CountSketch) -> SketchSink:
+    """The sink that sketches rows with a sketch."""
+    return KroneckerSink(sketch) if sketch.hash == "kronecker" else SketchSink(sketch)
 
 
 class ExactSink(RowSink):

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
 
 from behaviortrace.capture import kernels
-from behaviortrace.capture.layout import Slot, slots_of
+from behaviortrace.capture.kronecker import Grid
+from behaviortrace.capture.layout import BLOCK, Slot, slots_of
 from behaviortrace.errors import BehaviorTraceError
+
+Hash = Literal["block", "coordinate", "kronecker"]
+"""How coordinates find their buckets; see :class:`CountSketch`."""
 
 _U64 = (1 << 64) - 1
 
@@ -34,7 +38,10 @@ class CountSketch:
         dim: buckets, a power of two of at least 64.
         seed: of the hash.
         hash: "block" hashes 64 consecutive coordinates at a time (see
-            :mod:`behaviortrace.capture.kernels`); "coordinate" hashes each by its global index.
+            :mod:`behaviortrace.capture.kernels`); "coordinate" hashes each by its global index;
+            "kronecker" hashes rows and columns of a matrix apart (see
+            :mod:`behaviortrace.capture.kronecker`), which never forms a rollout's gradient: for
+            models too large for the others, with a larger error.
 
     Raises:
         BehaviorTraceError: if ``dim`` or ``hash`` is not as above.
@@ -47,16 +54,21 @@ class CountSketch:
 
     dim: int = 65_536
     seed: int = 0
-    hash: Literal["block", "coordinate"] = "block"
+    hash: Hash = "block"
 
     def __post_init__(self) -> None:
         if self.dim < 64 or self.dim & (self.dim - 1):
             raise BehaviorTraceError(
                 f"sketch dim {self.dim} must be a power of two of at least 64, such as 65536"
             )
-        if self.hash not in ("block", "coordinate"):
+        if self.hash not in get_args(Hash):
             raise BehaviorTraceError(
-                f"sketch hash {self.hash!r} is unknown; choose 'block' or 'coordinate'"
+                f"sketch hash {self.hash!r} is unknown; choose 'block', 'coordinate' or 'kronecker'"
+            )
+        if self.hash == "kronecker" and self.dim < BLOCK**2:
+            raise BehaviorTraceError(
+                f"sketch dim {self.dim} is too small for hash 'kronecker', whose grid needs "
+                f"{BLOCK**2}; raise dim or choose hash 'block'"
             )
 
     @property
@@ -67,6 +79,13 @@ class CountSketch:
     def spec(self) -> dict[str, Any]:
         """What the manifest records: enough to sketch again alike."""
         return {"dim": self.dim, "seed": self.seed, "hash": self.hash}
+
+    def sides(self) -> tuple[CountSketch, CountSketch]:
+        """The sketches of a matrix's rows and of its columns, for the hash "kronecker"."""
+        bits = self.dim.bit_length() - 1
+        rows = 1 << (bits + 1) // 2
+        one, two = (_mix((self.key + side) & _U64) for side in (1, 2))
+        return CountSketch(rows, one), CountSketch(self.dim // rows, two)
 
     def accumulators(self, rows: int) -> np.ndarray:
         """Zeroed (rows, dim + 64) float32 accumulators."""
@@ -86,19 +105,24 @@ class CountSketch:
             out: (rows, dim + 64) float32, changed in place.
             values: (rows, n) float32, C-contiguous in its last axis.
             slot: the parameter.
-            start: first coordinate in the parameter; a multiple of 64 for the block hash.
+            start: first coordinate in the parameter; a multiple of 64 for the block hash, and of
+                64 rows for a matrix and the kronecker hash.
             squares: (rows,) float64, to which each row's sum of squares is added.
         """
         if squares is None:
             squares = np.zeros(len(values))
+        if self.hash == "kronecker" and len(slot.shape) == 2:
+            matrix = torch.from_numpy(values).unflatten(1, (-1, slot.shape[1]))
+            squares += torch.linalg.vector_norm(matrix, dim=(1, 2)).double().numpy() ** 2
+            Grid(self).add_whole(torch.from_numpy(out), slot, matrix, start)
+            return
         mask, key = np.uint64(self.dim - 1), np.uint64(self.key)
-        if self.hash == "block":
-            if start % 64:
-                raise ValueError(f"start {start} is not a multiple of 64")
-            bits = values.view(np.int32)
-            kernels.block_rows(out, squares, values, bits, slot.block + start // 64, mask, key)
-        else:
+        if self.hash == "coordinate":
             kernels.coordinate_rows(out, squares, values, slot.index + start, mask, key)
+            return
+        if start % BLOCK:
+            raise ValueError(f"start {start} is not a multiple of {BLOCK}")
+        kernels.block_rows(out, squares, values, slot.block + start // BLOCK, mask, key)
 
     def add_positions(
         self, out: np.ndarray, values: np.ndarray, ids: np.ndarray, slot: Slot
@@ -112,7 +136,10 @@ class CountSketch:
             slot: the table, of shape (entries, width).
         """
         mask, key, width = np.uint64(self.dim - 1), np.uint64(self.key), slot.shape[1]
-        if self.hash == "block":
+        if self.hash == "kronecker":
+            table, where = torch.from_numpy(out), torch.from_numpy(ids)
+            Grid(self).add_positions(table, slot, where, torch.from_numpy(values))
+        elif self.hash == "block":
             kernels.block_positions(out, values, ids, width, slot.block, mask, key)
         else:
             kernels.coordinate_positions(out, values, ids, width, slot.index, mask, key)

@@ -15,7 +15,7 @@ from behaviortrace.capture.examples import ExampleRecorder
 from behaviortrace.capture.ranks import Ranks
 from behaviortrace.capture.recorder import Recorder
 from behaviortrace.capture.rollouts import RolloutRecorder
-from behaviortrace.capture.sinks import SketchSink
+from behaviortrace.capture.sinks import sink_for
 from behaviortrace.capture.sketch import CountSketch
 from behaviortrace.errors import BehaviorTraceError
 from behaviortrace.run import Run
@@ -71,7 +71,7 @@ class Tracer:
         seam.check_trainer(trainer, kind.METHODS)
         kind.check(trainer)
         model = trainer.accelerator.unwrap_model(trainer.model)
-        sink = SketchSink(self.sketch)
+        sink = sink_for(self.sketch)
         engine = RowGradients(model, sink, self.allow_uncovered)
         ranks = Ranks(trainer.accelerator)
         ranks.first(lambda: self._begin(trainer, engine))

@@ -9,6 +9,7 @@ import typer
 from typer.exceptions import TyperException
 
 from behaviortrace.cli import bench, judge, models, pipeline, stages
+from behaviortrace.cli.allocator import keep_freed_memory
 from behaviortrace.errors import BehaviorTraceError
 
 app = typer.Typer(
@@ -47,6 +48,7 @@ app.add_typer(models.app, name="models")
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line; exit code 2 and one line on stderr for what the user can mend."""
     given = sys.argv[1:] if arguments is None else arguments
+    keep_freed_memory()
     try:
         code = app(args=given or ["--help"], standalone_mode=False)
         sys.exit(code if isinstance(code, int) else 0)

@@ -155,12 +155,16 @@ class SketchSettings(Settings):
 
     dim: int = Field(default=65_536, ge=64)
     seed: int = 0
-    hash: Literal["block", "coordinate"] = "block"
+    hash: Literal["block", "coordinate", "kronecker"] = "block"
 
     @model_validator(mode="after")
     def _power_of_two(self) -> SketchSettings:
         if self.dim & (self.dim - 1):
             raise ValueError(f"sketch.dim {self.dim} must be a power of two, such as 65536")
+        if self.hash == "kronecker" and self.dim < 4096:
+            raise ValueError(
+                f"sketch.dim {self.dim} is too small for hash 'kronecker'; 4096 is not"
+            )
         return self
 
 
