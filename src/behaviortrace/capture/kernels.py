@@ -46,6 +46,11 @@ def mix(z: Any) -> Any:
     return z ^ (z >> _S31)
 
 
+def use_threads(count: int) -> None:
+    """Let the loops use as many threads as the caller's other work, such as torch's."""
+    numba.set_num_threads(max(1, min(count, numba.config.NUMBA_NUM_THREADS)))
+
+
 @intrinsic
 def _add_block(context: Any, out: Any, values: Any, signs: Any) -> Any:
     """Add 64 signed values at one address to 64 at another; returns their sum of squares.

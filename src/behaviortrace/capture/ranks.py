@@ -63,25 +63,26 @@ class Ranks:
         total: torch.Tensor = self.accelerator.reduce(here, reduction="sum")
         return total.cpu().numpy()
 
-    def write(self, run: Run, step: int, shards: Sequence[Shard]) -> None:
-        """Write this process's shards of a step; the main one lists all of them at once.
+    def commit(
+        self, run: Run, prepared: Sequence[ShardEntry], problem: BehaviorTraceError | None
+    ) -> None:
+        """List shards that every process has prepared; the main one lists all of them at once.
+
+        Args:
+            run: the run they belong to.
+            prepared: this process's.
+            problem: why this process has none.
 
         Raises:
-            BehaviorTraceError: one of the processes could not write; in all of them.
+            BehaviorTraceError: one of the processes had a problem; in all of them.
         """
-        entries: list[str] = []
-        problem: str | None = None
-        try:
-            for store, frame, tensors in shards:
-                entry = run.prepare_shard(store, step, self.rank, frame, tensors)
-                entries.append(entry.model_dump_json())
-        except BehaviorTraceError as error:
-            if self.count == 1:
-                raise
-            problem = str(error)
-        told = [(problem, entries)]
-        if self.count > 1:
-            told = gather_object(told)
+        if self.count == 1:
+            if problem is not None:
+                raise problem
+            run.commit(prepared)
+            return
+        mine = (problem and str(problem), [entry.model_dump_json() for entry in prepared])
+        told = gather_object([mine])
         problems = [p for p, _ in told if p is not None]
         if problems:
             raise BehaviorTraceError(problems[0])

@@ -18,6 +18,7 @@ from behaviortrace.capture import optimizer
 from behaviortrace.capture.engine import RowGradients
 from behaviortrace.capture.ranks import Ranks
 from behaviortrace.capture.sinks import SketchSink
+from behaviortrace.capture.writer import ShardWriter
 from behaviortrace.records import ROLLOUT_SCHEMA, conform
 from behaviortrace.run import Run
 
@@ -34,6 +35,7 @@ class Recorder(TrainerCallback, ABC):
         sink: the engine's.
         ranks: the processes that train together.
         plain: whether plain gradients are wanted where the loss allows them.
+        writer: of the run's shards.
 
     Attributes:
         METHODS: methods of the trainer that are wrapped while attached; ``on_NAME`` makes the
@@ -50,9 +52,10 @@ class Recorder(TrainerCallback, ABC):
         sink: SketchSink,
         ranks: Ranks,
         plain: bool,
+        writer: ShardWriter,
     ) -> None:
         self.run, self.trainer, self.engine, self.sink = run, trainer, engine, sink
-        self.ranks = ranks
+        self.ranks, self.writer = ranks, writer
         self.refusal = ""  # why plain gradients are out of the question
         if not plain:
             self.refusal = "the tracer was made with plain=False"
@@ -189,7 +192,7 @@ class Recorder(TrainerCallback, ABC):
         return float((whole - rows) @ (whole - rows)) / energy if energy > 0 else None
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Write the step's shard; it is complete before any checkpoint of the next step count."""
+        """Have the step's shard written; it is listed before any checkpoint that follows it."""
         if not self.rows:
             return
         step = state.global_step - 1
@@ -205,7 +208,17 @@ class Recorder(TrainerCallback, ABC):
         if self.ranks.main:
             moments = optimizer.second_moments(self.trainer.optimizer, self.engine.layout, step)
             shards += [("optimizer", moments, {})] if moments is not None else []
-        self.ranks.write(self.run, step, shards)
+        self.writer.submit(step, shards)
+        if control.should_save:
+            self.writer.settle()
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """List what is written, should a save have been asked for after the step's end."""
+        self.writer.settle()
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """List what is written."""
+        self.writer.settle()
 
 
 def _weights(frame: pl.DataFrame) -> np.ndarray:

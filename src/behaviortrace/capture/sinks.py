@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 import numpy as np
 import torch
 
-from behaviortrace.capture import device
+from behaviortrace.capture import device, kernels
 from behaviortrace.capture.kronecker import Grid
 from behaviortrace.capture.layout import BLOCK, Layout, Slot
 from behaviortrace.capture.sketch import CountSketch
@@ -141,6 +141,7 @@ class SketchSink(RowSink):
 
     def _begin(self, on: torch.device) -> None:
         if on.type == "cpu":
+            kernels.use_threads(torch.get_num_threads())
             self._host = self.sketch.accumulators(self.rows)
         else:
             self._host, self._device = None, torch.zeros(self.rows, self.sketch.dim, device=on)

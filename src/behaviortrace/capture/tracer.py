@@ -17,6 +17,7 @@ from behaviortrace.capture.recorder import Recorder
 from behaviortrace.capture.rollouts import RolloutRecorder
 from behaviortrace.capture.sinks import sink_for
 from behaviortrace.capture.sketch import CountSketch
+from behaviortrace.capture.writer import ShardWriter
 from behaviortrace.errors import BehaviorTraceError
 from behaviortrace.run import Run
 
@@ -77,8 +78,9 @@ class Tracer:
         ranks.first(lambda: self._begin(trainer, engine))
         if self.run is None:
             self.run = Run.open(self.path)
-        recorder = kind(self.run, trainer, engine, sink, ranks, self.plain)
         with ExitStack() as stack:
+            writer = stack.enter_context(ShardWriter(self.run, ranks))
+            recorder = kind(self.run, trainer, engine, sink, ranks, self.plain, writer)
             stack.enter_context(engine)
             for name in kind.METHODS:
                 wrapped = getattr(recorder, "on_" + name.lstrip("_"))(getattr(trainer, name))

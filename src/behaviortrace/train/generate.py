@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from transformers import GenerationConfig
 
+from behaviortrace.train.decoding import quick_decoding
 from behaviortrace.train.quiet import quiet
 
 
@@ -68,7 +69,8 @@ def sample(
     samples: list[Sample] = []
     model.eval()
     try:
-        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), quiet():
+        devices = [device] if device.type == "cuda" else []
+        with torch.random.fork_rng(devices=devices), quiet(), quick_decoding(model):
             torch.manual_seed(seed)
             for start in range(0, len(rows), batch):
                 chunk = rows[start : start + batch]

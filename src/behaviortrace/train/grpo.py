@@ -22,6 +22,7 @@ from behaviortrace.plant.prompts import PromptSet, build_prompts
 from behaviortrace.recipe import Recipe
 from behaviortrace.run import Run
 from behaviortrace.train.callbacks import KeepCheckpoints, TellProgress
+from behaviortrace.train.decoding import quick_decoding
 from behaviortrace.train.exactness import NOTE, machine, resume_step
 from behaviortrace.train.failures import explained
 from behaviortrace.train.policy import load_policy
@@ -86,7 +87,7 @@ def _train(
     _room_for_checkpoints(run, recipe, model, reached)
     with quiet():
         trainer = build_trainer(run, recipe, prompts, model, tokenizer, progress)
-        with _tracing(run, recipe, trainer):
+        with quick_decoding(model), _tracing(run, recipe, trainer):
             set_seed(recipe.seed)
             trainer.train(
                 resume_from_checkpoint=str(run.checkpoints()[reached]) if reached else None
