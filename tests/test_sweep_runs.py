@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import shutil
@@ -15,14 +16,17 @@ from typing import Any
 
 import polars as pl
 import pytest
+import torch
 
 from behaviortrace import cli
 from behaviortrace import recipe as recipes
 from behaviortrace.run import Run
-from behaviortrace.sweep import Plan, Sweep, make_plan, sweep
+from behaviortrace.sweep import Job, Plan, Sweep, make_plan, sweep
 from behaviortrace.sweep.executors import LocalExecutor, Standing
 from behaviortrace.sweep.manifest import Book
+from behaviortrace.sweep.plan import cores
 from behaviortrace.sweep.standing import unfinished
+from behaviortrace.sweep.worker import guarded
 from tests.test_pipeline import files
 
 SMALL: dict[str, Any] = {
@@ -44,9 +48,35 @@ SMALL: dict[str, Any] = {
 OPTIONS = [part for k, v in SMALL.items() for part in ("--set", f"{k}={json.dumps(v)}")]
 
 
+SHARE = max(1, cores() // 2)
+"""Threads of a run in every test: a core fewer, and its numbers may end in other digits."""
+
+
 def planned(root: Path, seeds: Sequence[int] = (0, 1), draws: int = 2, **more: Any) -> Plan:
-    """Two at a time, so that a run has the same number of threads in every test."""
-    return make_plan(root, recipes.load("tiny", SMALL), seeds, draws, **{"workers": 2, **more})
+    made = make_plan(root, recipes.load("tiny", SMALL), seeds, draws, workers=2, **more)
+    return dataclasses.replace(made, cores=SHARE * made.slots)
+
+
+class Here:
+    """An executor that works in this very process, one run after the other."""
+
+    def start(self, job: Job, slot: int) -> None:
+        threads = torch.get_num_threads()
+        try:
+            guarded(job.dump())
+        finally:
+            torch.set_num_threads(threads)
+
+    def ended(self, handle: None) -> str:
+        return "ended"
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("behaviortrace.sweep.stage.make_executor", lambda *_: Here())
 
 
 def run_of(root: Path, seed: int) -> Run:
@@ -123,11 +153,10 @@ def test_the_runs_are_merged(unbroken: tuple[Path, dict[str, Any]]) -> None:
 
 def test_the_threads_are_shared_and_recorded(unbroken: tuple[Path, dict[str, Any]]) -> None:
     root, printed = unbroken
-    share = max(1, len(os.sched_getaffinity(0)) // 2)
     for entry in printed["runs"]:
-        assert entry["threads"] == share
+        assert entry["threads"] == SHARE
         note = Run.open(root / entry["folder"]).manifest.notes["training_machine"]
-        assert note["threads"] == share
+        assert note["threads"] == SHARE
 
 
 def test_replication_is_judged_over_all_runs(unbroken: tuple[Path, dict[str, Any]]) -> None:
@@ -190,7 +219,7 @@ def test_a_rerun_does_nothing_that_is_done(
     assert before == {path: path.stat().st_mtime_ns for path in copied.glob("runs/*/rollouts/*")}
 
 
-def test_new_draws_do_not_retrain_and_damage_is_mended(copied: Path) -> None:
+def test_new_draws_do_not_retrain_and_damage_is_mended(copied: Path, here: None) -> None:
     first = run_of(copied, 0)
     spoilt = sorted((first.path / "draws" / "seed-101" / "rollouts").iterdir())[0]
     spoilt.write_bytes(spoilt.read_bytes()[:-1])
@@ -213,61 +242,64 @@ def test_new_draws_do_not_retrain_and_damage_is_mended(copied: Path) -> None:
     assert "seed 0: seed-102" in page  # not registered before training, and said so
 
 
-def test_killed_sweep_and_killed_worker_give_the_same_runs(
+def test_killed_sweep_and_killed_worker_give_the_same_run(
     unbroken: tuple[Path, dict[str, Any]], tmp_path: Path
 ) -> None:
-    root = tmp_path / "killed"
-    plan = planned(root)
-    command = [sys.executable, "-m", "behaviortrace", "sweep", "tiny", "--out", str(root)]
-    command += ["--seeds", "0,1", "--workers", "2", *OPTIONS]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-    began, told = time.monotonic(), plan.jobs[0].aside("progress")
-    while not list((plan.jobs[0].path / "rollouts").glob("*.parquet")):
-        assert process.poll() is None and time.monotonic() - began < 120
-        time.sleep(0.02)
-    worker = json.loads(told.read_text())["pid"]
-    process.kill()
-    process.communicate()
-    while os.path.exists(f"/proc/{worker}") and not _is_zombie(worker):
-        assert time.monotonic() - began < 130, "a worker outlived its sweep"
-        time.sleep(0.05)
-    kill = KillOnce(plan, seed=1, steps=3)
+    plan = planned(tmp_path / "killed", (0,))
+    kill_sweep(plan)
+    kill = KillOnce(plan, seed=0, steps=3)
     found = sweep(plan, watch=kill)
     assert kill.killed and kill.attempts == 2
-    assert states(found) == {0: "finished", 1: "finished"}
-    for seed in (0, 1):
-        run = run_of(root, seed)
-        assert run.verify() == [] and run.manifest.lineage
-        assert files(run.path) == files(run_of(unbroken[0], seed).path)
+    assert states(found) == {0: "finished"}
+    run = run_of(plan.root, 0)
+    assert run.verify() == [] and run.manifest.lineage
+    assert files(run.path) == files(run_of(unbroken[0], 0).path)
     for name in ("rows", "replicates", "emergence"):
-        mine = (root / "results" / f"{name}.csv").read_bytes()
-        assert mine == (unbroken[0] / "results" / f"{name}.csv").read_bytes()
-    assert not [p for p in (root / "progress").iterdir() if p.suffix != ".lock"]
+        kept = pl.read_parquet(unbroken[0] / "results" / f"{name}.parquet")
+        mine = pl.read_parquet(plan.root / "results" / f"{name}.parquet")
+        assert mine.height and mine.equals(kept.filter(pl.col("seed") == 0))
+    assert not [p for p in (plan.root / "progress").iterdir() if p.suffix != ".lock"]
 
 
-def _is_zombie(pid: int) -> bool:
+def kill_sweep(plan: Plan) -> None:
+    """Start the sweep as a process, kill it in training, and wait for its worker to notice."""
+    command = [sys.executable, "-m", "behaviortrace", "sweep", "tiny", "--out", str(plan.root)]
+    command += ["--seeds", ",".join(map(str, plan.seeds)), *OPTIONS]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    os.sched_setaffinity(process.pid, sorted(os.sched_getaffinity(0))[: plan.cores])
+    began, job = time.monotonic(), plan.jobs[0]
+    while not list((job.path / "rollouts").glob("*.parquet")):
+        assert process.poll() is None and time.monotonic() - began < 120
+        time.sleep(0.02)
+    worker = json.loads(job.aside("progress").read_text())["pid"]
+    process.kill()
+    process.communicate()
+    began = time.monotonic()
+    while not _ended(worker):
+        assert time.monotonic() - began < 20, "a worker outlived its sweep"
+        time.sleep(0.05)
+
+
+def _ended(pid: int) -> bool:
     try:
         return "\nState:\tZ" in Path(f"/proc/{pid}/status").read_text()
     except OSError:
         return True
 
 
-def test_on_ray_with_a_worker_killed_the_runs_are_the_same(
+def test_on_ray_with_a_worker_killed_the_run_is_the_same(
     unbroken: tuple[Path, dict[str, Any]], tmp_path: Path
 ) -> None:
     pytest.importorskip("ray")
-    plan = planned(tmp_path / "ray", executor="ray")
-    kill = KillOnce(plan, seed=0, steps=2)
+    plan = planned(tmp_path / "ray", (1,), executor="ray")
+    kill = KillOnce(plan, seed=1, steps=2)
     found = sweep(plan, watch=kill)
     assert kill.killed and kill.attempts == 2
-    assert states(found) == {0: "finished", 1: "finished"}
-    assert found.manifest.executor == "ray"
-    assert run_of(plan.root, 0).manifest.lineage and not run_of(plan.root, 1).manifest.lineage
-    for seed in (0, 1):
-        run = run_of(plan.root, seed)
-        assert run.verify() == []
-        assert files(run.path) == files(run_of(unbroken[0], seed).path)
-        assert run.manifest.notes["training_machine"]["threads"] == plan.threads
+    assert states(found) == {1: "finished"} and found.manifest.executor == "ray"
+    run = run_of(plan.root, 1)
+    assert run.verify() == [] and run.manifest.lineage
+    assert files(run.path) == files(run_of(unbroken[0], 1).path)
+    assert run.manifest.notes["training_machine"]["threads"] == SHARE
 
 
 def test_a_run_that_fails_is_one_line_and_the_others_go_on(
@@ -287,8 +319,26 @@ def test_a_run_that_fails_is_one_line_and_the_others_go_on(
     assert "failed" in (copied / "report" / "index.html").read_text("utf-8")
 
 
+def test_an_interrupted_sweep_says_how_to_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Interrupted(Here):
+        def start(self, job: Job, slot: int) -> None:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("behaviortrace.sweep.stage.make_executor", lambda *_: Interrupted())
+    out = tmp_path / "sweep"
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["sweep", "tiny", "--out", str(out), "--seeds", "0,1", *OPTIONS])
+    assert stop.value.code == 130
+    assert "the same command goes on" in " ".join(capsys.readouterr().err.split())
+    manifest = Book(out).read()
+    assert manifest is not None
+    assert [(run.state, run.note) for run in manifest.runs][0] == ("waiting", "interrupted")
+
+
 def test_what_the_user_must_mend_is_not_tried_again(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, here: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "sweep"
     with pytest.raises(SystemExit) as stop:

@@ -96,7 +96,8 @@ def _table(standings: Sequence[Standing]) -> Table:
             table.add_row(f"seed {standing.seed}", standing.stage, done, left)
     states = [standing.state for standing in standings]
     counts = {state: states.count(state) for state in ("waiting", "finished", "failed")}
-    table.add_row("", *(f"{n} {state}" for state, n in counts.items()))
+    over = counts["finished"] + counts["failed"] == len(states)
+    table.add_row("merging" if over else "", *(f"{n} {state}" for state, n in counts.items()))
     return table
 
 

@@ -121,7 +121,7 @@ def execute(
 
 def _started(standing: Standing) -> Standing:
     attempts = standing.attempts + 1
-    return Standing(standing.seed, "running", attempts, "start", reason=standing.reason)
+    return Standing(standing.seed, "running", attempts, "start", 0, 1, reason=standing.reason)
 
 
 def _start(executor: Executor, job: Job, slot: int) -> Any:

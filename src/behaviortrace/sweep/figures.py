@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
+from typing import Any
 
 from behaviortrace.checklist import rows
 from behaviortrace.report import style
@@ -11,6 +13,7 @@ from behaviortrace.report.style import CONTROL, DIRECTION, MAGNITUDE, MUTED
 from behaviortrace.sweep.merge import Member
 
 _SCORES = (("direction", "residualized", DIRECTION), ("norm", "residualized", MAGNITUDE))
+_DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (5, 2, 1, 2)))
 
 
 def emergence(members: Sequence[Member], cutoff: int) -> style.Picture:
@@ -41,9 +44,10 @@ def emergence(members: Sequence[Member], cutoff: int) -> style.Picture:
             if points:
                 axes.plot(*zip(*points, strict=True), color=CONTROL, linewidth=1.2)
         *ends, bar_end = spread([*(points[-1][1] for _, points in lines), bar])
-        for (seed, points), height in zip(lines, ends, strict=True):
+        dashes = itertools.cycle(_DASHES)
+        for (seed, points), height, dash in zip(lines, ends, dashes, strict=False):
             x, y = zip(*points, strict=True)
-            axes.plot(x, y, color=DIRECTION, linewidth=1.8, marker="o", markersize=4, alpha=0.8)
+            axes.plot(x, y, color=DIRECTION, linestyle=dash, linewidth=1.8, marker="o", ms=4)
             said = f"seed {seed}, {y[-1]:.2f}"
             axes.text(1.025 * last, height, said, color=DIRECTION, va="center", fontsize=9.5)
         needed = f"needed: above {bar:g}"

@@ -33,13 +33,14 @@ class RayExecutor:
         if self._owned:
             self._begin(workers * threads)
         gpus = self._ray.cluster_resources().get("GPU", 0)
-        self._task = self._ray.remote(_work).options(
+        as_task = self._ray.remote(
             num_cpus=threads,
             num_gpus=min(1.0, gpus / workers),
             max_calls=1,  # a process a run: nothing of one run reaches the next
             max_retries=0,
             runtime_env={"env_vars": environment(threads)},
         )
+        self._task = as_task(_work)
 
     def start(self, job: Job, slot: int) -> Any:
         """Submit the run as a task."""

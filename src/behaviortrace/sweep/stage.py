@@ -119,7 +119,20 @@ def _work(plan: Plan, jobs: Sequence[Job], book: Book, watch: Watch) -> None:
         book.write(manifest.with_run(entry.model_copy(update=changes)))
 
     executor = make_executor(plan.executor, plan.slots, plan.threads)
-    execute(executor, jobs, plan.slots, changed=changed, watch=watch)
+    try:
+        execute(executor, jobs, plan.slots, changed=changed, watch=watch)
+    except BaseException:
+        book.write(_stopped(_known(book)))
+        raise
+
+
+def _stopped(manifest: SweepManifest) -> SweepManifest:
+    """The manifest of a sweep that was interrupted: nothing runs any more."""
+    for run in manifest.runs:
+        if run.state == "running":
+            changes = {"state": "waiting", "note": "interrupted"}
+            manifest = manifest.with_run(run.model_copy(update=changes))
+    return manifest
 
 
 def _merged(plan: Plan, book: Book) -> Sweep:

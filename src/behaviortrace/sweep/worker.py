@@ -55,14 +55,15 @@ def work(job: Job) -> None:
     Raises:
         BehaviorTraceError: what the user can mend.
     """
+    progress = Beacon(job.aside("progress"))
+    progress("start", 0, 1, None)  # the imports below take seconds
+
     import torch
 
     from behaviortrace.pipeline import analyse
     from behaviortrace.train.grpo import run_training
 
     torch.set_num_threads(job.threads)
-    progress = Beacon(job.aside("progress"))
-    progress("start", 0, 1, None)
     with _alone(job):
         run = open_run(job)
         known = run is not None
