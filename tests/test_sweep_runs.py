@@ -334,7 +334,7 @@ def test_an_interrupted_sweep_says_how_to_go_on(
     assert "the same command goes on" in " ".join(capsys.readouterr().err.split())
     manifest = Book(out).read()
     assert manifest is not None
-    assert [(run.state, run.note) for run in manifest.runs][0] == ("waiting", "interrupted")
+    assert (manifest.runs[0].state, manifest.runs[0].note) == ("waiting", "interrupted")
 
 
 def test_what_the_user_must_mend_is_not_tried_again(
