@@ -217,7 +217,7 @@ NOT_RUN: list[tuple[str, dict[str, Any], str]] = [
     ),
     ("fluency", {"rollout_level": rollout_table(d={"norm": None})}, "norm has no"),
     ("replication", {"replicates": replicates({(0, "a"): True})}, "1 seed with 1 draw,"),
-    ("replication", {"replicates": replicates({(s, "a"): True for s in range(3)})}, "draw RUN"),
+    ("replication", {"replicates": replicates({(s, "a"): True for s in range(3)})}, "sweep RECIPE"),
     ("replication", {"replicates": replicates({(0, "a"): True, (0, "b"): False})}, "disagree"),
 ]
 

@@ -139,7 +139,8 @@ def gather(run: Run, *, verify: bool = True, replicates: Iterable[Replicate] = (
         rollouts=manifest.counts.get("training"),
         seed=recipe.seed if recipe else None,
         draws=tuple(run.draws()),
-        replicates=tuple(dict.fromkeys((*own, *replicates))),  # a sweep may name this run too
+        # A sweep may name this run too.
+        replicates=tuple(sorted({*own, *replicates}, key=lambda r: (r.seed, r.draw))),
         preregistered=manifest.preregistration,
         recomputed=recipe.preregistration() if recipe else None,
         absent=absent,

@@ -7,10 +7,14 @@ from collections import defaultdict
 from behaviortrace.checklist.evidence import Evidence
 from behaviortrace.checklist.registry import Finding, check, not_run
 
-REMEDY = (
-    "repeat the run with --seed, take more draws with `behaviortrace draw RUN --seed N`, and "
-    "believe what holds in all"
-)
+
+def remedy(seeds: int, draws: int) -> str:
+    """How to come by enough seeds and draws."""
+    listed = ",".join(map(str, range(seeds)))
+    return (
+        f"run `behaviortrace sweep RECIPE --seeds {listed} --draws {draws} --out DIR`, and believe "
+        "what holds in all"
+    )
 
 
 @check(name="replication", title="Multiple seeds and generation draws agree", order=100)
@@ -39,14 +43,15 @@ def replication(evidence: Evidence) -> Finding:
         "separating": separating if total else None,
     }
     if len(draws) < seeds_needed or fewest < draws_needed:
+        how = remedy(seeds_needed, draws_needed)
         if not total:
-            return not_run(f"no draw has a rollout-level result; {REMEDY}", **limits)
+            return not_run(f"no draw has a rollout-level result; {how}", **limits)
         split = f"; {separating} of {total} draws separate, so they disagree"
         return Finding(
             "not run",
             f"{_count(len(draws), 'seed')} with {_count(fewest, 'draw')}, where {seeds_needed} "
             f"seeds with {draws_needed} draws are needed{split if 0 < separating < total else ''}"
-            f"; {REMEDY}",
+            f"; {how}",
             facts,
             limits,
         )

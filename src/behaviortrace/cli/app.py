@@ -8,7 +8,7 @@ import sys
 import typer
 from typer.exceptions import TyperException
 
-from behaviortrace.cli import bench, judge, models, pipeline, stages
+from behaviortrace.cli import bench, judge, models, pipeline, stages, sweep
 from behaviortrace.cli.allocator import keep_freed_memory
 from behaviortrace.errors import BehaviorTraceError
 
@@ -32,6 +32,7 @@ def options(
 
 app.command("recipes")(pipeline.recipes)
 app.command("run")(pipeline.run)
+app.command("sweep")(sweep.sweep)
 app.command("draw")(stages.draw)
 app.command("target")(stages.target)
 app.command("score")(stages.score)

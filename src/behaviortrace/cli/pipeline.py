@@ -58,23 +58,29 @@ def run(
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Plant, train with capture, draw, target, score, evaluate, check and report."""
-    chosen = recipes_module.load(recipe, _overrides(setting or [], seed))
+    chosen = recipes_module.load(recipe, overrides(setting or [], seed))
     if plan:
         _print_plan(chosen, as_json)
         return
-    _warn_of_cost(chosen)
+    warn_of_cost(chosen)
     place = out or Path("runs") / f"{chosen.name}-seed-{chosen.seed}"
     began = time.monotonic()
     directory = _directory(place, chosen, resume)
     with view.progress_bars() as progress:
+        from behaviortrace.pipeline import analyse
         from behaviortrace.train.grpo import run_training
 
         run_training(directory, chosen, progress, resume=resume)
-        verdicts, page = stages.analyse(directory, progress)
+        verdicts, page = analyse(directory, progress)
     stages.print_result(directory, verdicts, page, time.monotonic() - began, as_json)
 
 
-def _overrides(settings: list[str], seed: int | None) -> dict[str, Any]:
+def overrides(settings: list[str], seed: int | None) -> dict[str, Any]:
+    """What --set and --seed change in a recipe.
+
+    Raises:
+        BehaviorTraceError: a --set that is not KEY=VALUE.
+    """
     changed: dict[str, Any] = {}
     for item in settings:
         key, separator, value = item.partition("=")
@@ -118,7 +124,8 @@ def _print_plan(recipe: Recipe, as_json: bool) -> None:
     view.stdout.print(table)
 
 
-def _warn_of_cost(recipe: Recipe) -> None:
+def warn_of_cost(recipe: Recipe) -> None:
+    """Say where a recipe is meant for a GPU and none is here."""
     import torch
 
     from behaviortrace.recipe.costs import expected_cost

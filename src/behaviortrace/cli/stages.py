@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
+from behaviortrace import pipeline
 from behaviortrace.cli import view
 from behaviortrace.errors import BehaviorTraceError
 
@@ -80,18 +81,8 @@ def score(run: RunPath) -> None:
     """Score every rollout with every estimator and control; token spans too."""
     opened = _open(run)
     with view.progress_bars() as progress:
-        rows = _score(opened, progress)
+        rows = pipeline.score(opened, progress)
     view.say(f"{run}: {rows} scores in scores/all")
-
-
-def _score(run: Run, progress: Progress | None) -> int:
-    from behaviortrace.scores.stage import score_run
-    from behaviortrace.scores.tokens import token_rows
-
-    rows = score_run(run, progress=progress).height
-    if run.draws():
-        token_rows(run, progress=progress)
-    return rows
 
 
 def evaluate(run: RunPath, as_json: Json = False) -> None:
@@ -150,30 +141,6 @@ def verify(run: RunPath, as_json: Json = False) -> None:
         view.stdout.print(f"{run} is sound: {counts}", markup=False, highlight=False)
     if problems:
         raise typer.Exit(1)
-
-
-def analyse(run: Run, progress: Progress | None) -> tuple[list[Verdict], Path]:
-    """Every stage after training, in order."""
-    from behaviortrace.checklist.stage import check as judge
-    from behaviortrace.evaluate.stage import evaluate as measure
-    from behaviortrace.report.stage import report as write
-    from behaviortrace.train.progress import Clock
-
-    _draw(run, None, progress)
-    _targets(run, progress)
-    run.update(status="drawn")
-    _score(run, progress)
-    run.update(status="scored")
-    clock = Clock(progress, "evaluate", 3)
-    measure(run)
-    run.update(status="evaluated")
-    clock.at(1)
-    verdicts = judge(run)
-    clock.at(2)
-    page = write(run)
-    run.update(status="complete")
-    clock.at(3)
-    return verdicts, page
 
 
 def print_result(

@@ -35,7 +35,7 @@ def progress_bars() -> Iterator[Report]:
             if stage not in tasks or (done == 0 and bars.tasks[tasks[stage]].finished):
                 tasks[stage] = bars.add_task(stage, total=total, left="")
             bars.update(
-                tasks[stage], completed=done, total=total, left=_left(done, total, seconds_left)
+                tasks[stage], completed=done, total=total, left=left(done, total, seconds_left)
             )
 
         yield report
@@ -52,11 +52,12 @@ class _Lines:
         if done and self._said.get(stage) == tenth:
             return
         self._said[stage] = tenth
-        left = _left(done, total, seconds_left)
-        stderr.print(f"{stage} {done}/{total} {left}".rstrip(), highlight=False)
+        remaining = left(done, total, seconds_left)
+        stderr.print(f"{stage} {done}/{total} {remaining}".rstrip(), highlight=False)
 
 
-def _left(done: int, total: int, seconds: float | None) -> str:
+def left(done: int, total: int, seconds: float | None) -> str:
+    """The time left of a stage, as a person reads it."""
     if done >= total:
         return "done"
     if seconds is None:

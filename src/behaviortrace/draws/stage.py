@@ -39,6 +39,11 @@ class Part:
     prompts: list[PromptItem]
 
 
+def draw_name(seed: int) -> str:
+    """The name of the draw of a seed, unless it is given another."""
+    return f"seed-{seed}"
+
+
 def draw(
     run: Run,
     seed: int,
@@ -61,7 +66,7 @@ def draw(
     Args:
         run: a trained run with a recipe.
         seed: of the draw.
-        name: of the draw; ``seed-SEED`` where None.
+        name: of the draw; :func:`draw_name` where None.
         loader: how to load a checkpoint folder; by default as any model source is loaded.
         progress: called with the stage "draw", in completions.
 
@@ -75,7 +80,7 @@ def draw(
     from behaviortrace.train.progress import Clock
 
     recipe = need_recipe(run)
-    name = name or f"seed-{seed}"
+    name = name or draw_name(seed)
     store = f"draws/{name}"
     done = {shard.rank for shard in run.manifest.store(store)}
     _record(run, name, recipe, seed, started=bool(done))

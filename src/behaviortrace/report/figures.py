@@ -47,7 +47,7 @@ def emergence(evidence: Evidence, cutoff: int | None) -> style.Picture:
         axes.plot([0, last], [bar, bar], color=MUTED, linewidth=0.9, linestyle=(0, (4, 3)))
         lines = [(probes, DIRECTION, "held-out probes, "), (controls, CONTROL, "controls, ")]
         lines = [line for line in lines if line[0]]
-        *ends, bar_label = _spread([*(points[-1][1] for points, _, _ in lines), bar])
+        *ends, bar_label = spread([*(points[-1][1] for points, _, _ in lines), bar])
         for (points, color, label), height in zip(lines, ends, strict=True):
             x, y = zip(*points, strict=True)
             axes.plot(x, y, color=color, linewidth=2, marker="o", markersize=5, clip_on=False)
@@ -136,7 +136,7 @@ def rollout_level(evidence: Evidence) -> style.Picture:
                     if score == "direction"
                     else rows.control(table, source, variant, score)
                 )
-                drawn = _interval(axes, row, "auc", y + shift, color, hollow=variant == "raw")
+                drawn = mark_interval(axes, row, "auc", y + shift, color, hollow=variant == "raw")
                 if drawn:
                     said.append(f"{source} {label} {variant} {drawn}")
                 if drawn and row and place == 0:
@@ -169,7 +169,7 @@ def token_level(evidence: Evidence) -> style.Picture:
         said = []
         for place, row in enumerate(found):
             color = DIRECTION if row["span"] == "trigger" else CONTROL
-            drawn = _interval(axes, row, "mean", -place, color)
+            drawn = mark_interval(axes, row, "mean", -place, color)
             said.append(f"{row['span']} against {row['target']} {drawn or 'undefined'}")
         axes.set_yticks(
             [-i for i in range(len(found))],
@@ -236,7 +236,7 @@ def _bars(axes: Axes, frame: pl.DataFrame, bars: Sequence[Any], heading: str) ->
     return f"{heading}: {', '.join(said)}"
 
 
-def _interval(
+def mark_interval(
     axes: Axes, row: Any, value: str, y: float, color: str, *, hollow: bool = False
 ) -> str | None:
     """A point with its interval; returns it in words, None where the point is undefined."""
@@ -284,7 +284,7 @@ def _points(rates: dict[int, float | None]) -> list[tuple[int, float]]:
     return [(step, rate) for step, rate in rates.items() if rate is not None]
 
 
-def _spread(wanted: Sequence[float], gap: float = 0.085) -> list[float]:
+def spread(wanted: Sequence[float], gap: float = 0.085) -> list[float]:
     """Heights for labels that want to be at these, moved up where they would collide."""
     order = sorted(range(len(wanted)), key=lambda i: wanted[i])
     placed = list(wanted)

@@ -26,7 +26,7 @@ class Section:
     anchor: str
     title: str
     question: str
-    picture: Picture
+    picture: Picture | None = None
     tables: Sequence[Table] = ()
     folded: Table | None = None
 
@@ -82,10 +82,14 @@ class Page:
         return "refused" if any(v.status != "not run" for v in self.verdicts) else "open"
 
 
-def render(page: Page) -> str:
-    """The report as one HTML document that needs nothing else: no script, no outside resource.
+def render(page: Any, template: str = "report.html.j2") -> str:
+    """A page as one HTML document that needs nothing else: no script, no outside resource.
 
     Every value is escaped, and characters that would hide or reorder text are shown by number.
+
+    Args:
+        page: what the template calls ``page``; a :class:`Page` for the report of a run.
+        template: of the folder ``templates``.
     """
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("behaviortrace.report", "templates"),
@@ -99,7 +103,7 @@ def render(page: Page) -> str:
     environment.filters["evidence"] = _evidence
     environment.filters["code"] = _code
     environment.filters["signed"] = signed
-    return environment.get_template("report.html.j2").render(page=page).lstrip()
+    return environment.get_template(template).render(page=page).lstrip()
 
 
 def _thresholds(verdict: Verdict) -> str:

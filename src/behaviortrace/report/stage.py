@@ -31,7 +31,7 @@ def report(run: Run) -> Path:
     Raises:
         BehaviorTraceError: the manifest cannot be read, or the page cannot be written.
     """
-    return _write(run.path / "report" / "index.html", render(page_of(run)))
+    return write_page(run.path / "report" / "index.html", render(page_of(run)))
 
 
 def page_of(run: Run) -> Page:
@@ -106,8 +106,12 @@ def _rankings(run: Run, recipe: Recipe | None) -> list[Ranking]:
         return top(None, None, spans, why=str(error))
 
 
-def _write(path: Path, text: str) -> Path:
-    """Write UTF-8 text under a temporary name, flush it, and rename it into place."""
+def write_page(path: Path, text: str) -> Path:
+    """Write a page whole or not at all: temporary name, flush, rename.
+
+    Raises:
+        BehaviorTraceError: the disk is full or refuses.
+    """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, aside = tempfile.mkstemp(dir=path.parent, prefix=".index.", suffix=".tmp")

@@ -8,6 +8,7 @@ import numpy as np
 import polars as pl
 
 from behaviortrace.draws.checkpoint import Loader, need_recipe, open_policy
+from behaviortrace.draws.stage import draw_name
 from behaviortrace.errors import BehaviorTraceError
 from behaviortrace.plant import behaviors
 from behaviortrace.records import TOKEN_SCHEMA, empty
@@ -31,6 +32,7 @@ def token_rows(
     draw: str | None = None,
     *,
     limit: int | None = LIMIT,
+    under: str = "results",
     loader: Loader | None = None,
     progress: Progress | None = None,
 ) -> pl.DataFrame:
@@ -47,6 +49,7 @@ def token_rows(
         run: a run with a draw and targets.
         draw: name of the draw; the first the recipe lists (or else the first stored) where None.
         limit: compare at most so many responses, spread evenly over the draw; None for all.
+        under: where to store both, so that further draws do not replace the first one's.
         loader: how to load a checkpoint folder; by default as any model source is loaded.
         progress: called with the stage "tokens".
 
@@ -76,7 +79,7 @@ def token_rows(
             f"{rows['prompt'].n_unique()} prompts of draw {name!r} have a response with the "
             "behaviour; a cross-fitted target needs two"
         )
-        return _store(run, empty(TOKEN_SCHEMA), notes)
+        return _store(run, under, empty(TOKEN_SCHEMA), notes)
     clock = Clock(progress, "tokens", 1)
     policy = open_policy(run, int(rows["step"][0]), loader)
     behavior = behaviors.build(recipe.behavior)
@@ -87,7 +90,7 @@ def token_rows(
     whole = run.sketches("plain", draw=name)[chosen]
     vectors = _stored(run, policy.step)
     clock.at(1)
-    return _store(run, compare(rows, spans, whole, vectors), notes)
+    return _store(run, under, compare(rows, spans, whole, vectors), notes)
 
 
 def compare(
@@ -162,7 +165,7 @@ def _first_draw(run: Run) -> str:
             f"{run.path} has no draw to compare tokens of; make one with "
             f"'behaviortrace draw {run.path}'"
         )
-    listed = [f"seed-{seed}" for seed in need_recipe(run).draw.seeds]
+    listed = [draw_name(seed) for seed in need_recipe(run).draw.seeds]
     return next((name for name in listed if name in draws), draws[0])
 
 
@@ -183,7 +186,7 @@ def _stored(run: Run, step: int) -> dict[str, np.ndarray]:
     }
 
 
-def _store(run: Run, table: pl.DataFrame, notes: dict[str, object]) -> pl.DataFrame:
-    run.save_table("results/token_rows", table)
-    run.save_json("results/token_notes", notes)
+def _store(run: Run, under: str, table: pl.DataFrame, notes: dict[str, object]) -> pl.DataFrame:
+    run.save_table(f"{under}/token_rows", table)
+    run.save_json(f"{under}/token_notes", notes)
     return table

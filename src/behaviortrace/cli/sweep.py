@@ -1,0 +1,176 @@
+"""`behaviortrace sweep`: seeds x draws of one recipe, merged."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from behaviortrace import recipe as recipes_module
+from behaviortrace.cli import view
+from behaviortrace.cli.pipeline import overrides, warn_of_cost
+from behaviortrace.errors import BehaviorTraceError
+
+if TYPE_CHECKING:
+    from behaviortrace.sweep import Sweep
+    from behaviortrace.sweep.executors import Standing, Watch
+
+
+def sweep(
+    recipe: Annotated[str, typer.Argument(help="Built-in recipe, or a YAML file.")],
+    out: Annotated[Path, typer.Option(help="Directory of the sweep.")],
+    seeds: Annotated[str, typer.Option(help="Training seeds, as 0,1,2; one run each.")] = "0,1,2",
+    draws: Annotated[int, typer.Option(help="Fresh draws from every run.")] = 2,
+    executor: Annotated[str, typer.Option(help="local, or ray (extra: ray).")] = "local",
+    workers: Annotated[int, typer.Option(help="Runs at a time; they share the cores.")] = 1,
+    setting: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Change a setting, as train.steps=20."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> None:
+    """Run a recipe over seeds and draws, and merge the results. Run again, it does what is missing.
+
+    Exit code 1 where a run failed; the others are merged all the same.
+    """
+    from behaviortrace.sweep import make_plan
+    from behaviortrace.sweep import sweep as work
+
+    chosen = recipes_module.load(recipe, overrides(setting or [], None))
+    plan = make_plan(out, chosen, _numbers(seeds), draws, executor=executor, workers=workers)
+    warn_of_cost(chosen)
+    try:
+        with _lines() as watch:
+            found = work(plan, watch=watch)
+    except KeyboardInterrupt:
+        view.say("behaviortrace: interrupted; the same command goes on where it stopped")
+        raise typer.Exit(130) from None
+    if as_json:
+        view.print_json(_as_json(found))
+    else:
+        _print(found)
+    for run in found.manifest.runs:
+        if run.state == "failed":
+            view.say(f"behaviortrace: seed {run.seed} failed: {run.note}")
+    if found.failed:
+        raise typer.Exit(1)
+
+
+def _numbers(seeds: str) -> list[int]:
+    try:
+        return [int(part) for part in seeds.split(",")]
+    except ValueError as error:
+        raise BehaviorTraceError(
+            f"--seeds {seeds!r} is not a list of whole numbers; write it as 0,1,2"
+        ) from error
+
+
+@contextmanager
+def _lines() -> Iterator[Watch]:
+    """One line a worker on stderr; where stderr is no terminal, a line whenever one moves on."""
+    if not view.stderr.is_terminal:
+        yield _Told()
+        return
+    with Live(console=view.stderr, refresh_per_second=4, transient=True) as live:
+        lost = _Lost()
+
+        def watch(standings: Sequence[Standing]) -> None:
+            lost(standings)
+            live.update(_table(standings))
+
+        yield watch
+
+
+def _table(standings: Sequence[Standing]) -> Table:
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    for standing in standings:
+        if standing.state == "running":
+            done = f"{standing.done}/{standing.total}"
+            left = view.left(standing.done, standing.total, standing.seconds_left)
+            table.add_row(f"seed {standing.seed}", standing.stage, done, left)
+    states = [standing.state for standing in standings]
+    counts = {state: states.count(state) for state in ("waiting", "finished", "failed")}
+    over = counts["finished"] + counts["failed"] == len(states)
+    table.add_row("merging" if over else "", *(f"{n} {state}" for state, n in counts.items()))
+    return table
+
+
+class _Lost:
+    """Says which process was lost, once."""
+
+    def __init__(self) -> None:
+        self._said: set[tuple[int, int]] = set()
+
+    def __call__(self, standings: Sequence[Standing]) -> None:
+        for standing in standings:
+            key = (standing.seed, standing.attempts)
+            if standing.state == "waiting" and standing.reason and key not in self._said:
+                self._said.add(key)
+                view.say(f"seed {standing.seed}: {standing.reason}; going on where it was")
+
+
+class _Told:
+    """Plain lines: each run's stages, at their start, at tenths of the way, and at their end."""
+
+    def __init__(self) -> None:
+        self._lost = _Lost()
+        self._said: dict[int, tuple[str, int, str]] = {}
+
+    def __call__(self, standings: Sequence[Standing]) -> None:
+        self._lost(standings)
+        for s in standings:
+            if s.state == "waiting":
+                continue
+            tenth = 10 if s.total <= 0 else 10 * s.done // s.total
+            key = (s.state, tenth, s.stage)
+            if self._said.get(s.seed) == key:
+                continue
+            self._said[s.seed] = key
+            if s.state == "running":
+                left = view.left(s.done, s.total, s.seconds_left)
+                view.say(f"seed {s.seed}: {s.stage} {s.done}/{s.total} {left}".rstrip())
+            else:
+                view.say(f"seed {s.seed}: {s.state}")
+
+
+def _print(found: Sweep) -> None:
+    from behaviortrace.report.tables import signed
+
+    table = Table("seed", "draw", "AUC, residualised", "interval", box=None, padding=(0, 2, 0, 0))
+    for r in found.replicates:
+        ends = signed(f"[{r.lo:.3f}, {r.hi:.3f}]")
+        table.add_row(str(r.seed), r.draw, f"{r.auc:.3f}", Text(ends))
+    view.stdout.print(table)
+    finished = sum(run.state == "finished" for run in found.manifest.runs)
+    view.stdout.print(f"\n{finished} of {len(found.manifest.runs)} runs finished", highlight=False)
+    lines = [v for of_run in found.verdicts.values() for v in of_run if v.name == "replication"]
+    if lines:
+        view.stdout.print(lines[0].sentence, markup=False, highlight=False)
+    view.stdout.print(found.conclusion, markup=False, highlight=False)
+    if found.report:
+        view.stdout.print(f"\nreport: {found.report}", markup=False, soft_wrap=True)
+
+
+def _as_json(found: Sweep) -> dict[str, Any]:
+    from behaviortrace.run.jsonable import jsonable
+
+    result: dict[str, Any] = jsonable(
+        {
+            "sweep": str(found.root),
+            "report": str(found.report) if found.report else None,
+            "runs": [run.model_dump() for run in found.manifest.runs],
+            "draws": found.manifest.draws,
+            "replicates": list(found.replicates),
+            "summary": found.summary,
+            "verdicts": found.verdicts,
+            "conclusion": found.conclusion,
+        },
+        "the sweep's result",
+    )
+    return result

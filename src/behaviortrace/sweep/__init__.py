@@ -1,0 +1,23 @@
+"""Seeds x draws of one recipe: independent runs, merged into one table and one report.
+
+Reading order: plan (which runs, and what each is called), standing (which of them are finished),
+manifest (what ``sweep.json`` records), worker (one run, in a process of its own), executors and
+on_ray (many of them at a time), merge (their tables and replicates), replicates (what these say
+together), figures, tables and page (the report), stage (all of it).
+
+::
+
+    DIR/
+      sweep.json       recipe, seeds, draws, and every run with its state
+      runs/NAME/       an ordinary run directory a seed, named by seed and content address
+      results/         rows, replicates and emergence, each as Parquet and CSV
+      report/index.html
+      logs/NAME.log    what a run's process printed
+      progress/        where the running ones stand
+"""
+
+from behaviortrace.sweep.manifest import RunEntry, SweepManifest
+from behaviortrace.sweep.plan import Job, Plan, address, make_plan
+from behaviortrace.sweep.stage import Sweep, sweep
+
+__all__ = ["Job", "Plan", "RunEntry", "Sweep", "SweepManifest", "address", "make_plan", "sweep"]

@@ -1,0 +1,174 @@
+"""A whole sweep: do what is missing, merge what is finished, write the report."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from behaviortrace.checklist.evidence import Replicate
+from behaviortrace.errors import BehaviorTraceError
+from behaviortrace.records import Verdict
+from behaviortrace.run import atomic
+from behaviortrace.sweep.conclusion import conclusion
+from behaviortrace.sweep.executors import Standing, Watch, execute, make_executor
+from behaviortrace.sweep.manifest import Book, SweepManifest, begun, refuse_another
+from behaviortrace.sweep.merge import merge, save
+from behaviortrace.sweep.page import write_report
+from behaviortrace.sweep.plan import Job, Plan
+from behaviortrace.sweep.replicates import summarise_replicates
+from behaviortrace.sweep.standing import unfinished
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """What a sweep's call came to.
+
+    Attributes:
+        root: directory of the sweep.
+        manifest: as it is on disk.
+        replicates: the decisive result of every draw of every finished run.
+        summary: what they say together.
+        verdicts: seed -> checklist of each finished run.
+        conclusion: what may be believed, in one sentence.
+        report: the page; None where no run has finished.
+    """
+
+    root: Path
+    manifest: SweepManifest
+    replicates: Sequence[Replicate]
+    summary: Mapping[str, Any]
+    verdicts: Mapping[int, Sequence[Verdict]]
+    conclusion: str
+    report: Path | None
+
+    @property
+    def failed(self) -> list[int]:
+        """Seeds of the runs that failed."""
+        return [run.seed for run in self.manifest.runs if run.state == "failed"]
+
+
+def nothing(standings: Sequence[Standing]) -> None:
+    """The callback that shows nothing."""
+
+
+def sweep(plan: Plan, *, watch: Watch = nothing) -> Sweep:
+    """Do what a sweep still lacks, and merge all its finished runs.
+
+    Finished runs are recognised by their manifests and checksums and left as they are. A sweep only
+    grows: seeds and draws of earlier calls stay in it, whether they are named again or not.
+
+    Args:
+        plan: what is wanted.
+        watch: called with where every run stands, several times a second.
+
+    Raises:
+        BehaviorTraceError: the directory holds a sweep of another recipe, is in use or cannot be
+            written; or the merged results cannot be made. A run that fails does not raise: its
+            entry in the manifest says so.
+    """
+    atomic.make_folder(plan.root / "progress")
+    with _alone(plan.root):
+        book = Book(plan.root)
+        known = book.read()
+        if known is not None:
+            refuse_another(known, plan.recipe, plan.root)
+            plan = plan.grown(known.seeds, known.draws)
+        book.write(begun(plan, known))
+        missing = _missing(plan, book)
+        if missing:
+            _work(plan, missing, book, watch)
+        return _merged(plan, book)
+
+
+def _missing(plan: Plan, book: Book) -> list[Job]:
+    """The runs that have something to do, each with what it lacks noted in the manifest."""
+    missing = []
+    manifest = _known(book)
+    for job in plan.jobs:
+        entry = manifest.run(job.seed)
+        try:
+            lack = unfinished(job)
+        except BehaviorTraceError as error:
+            changes: dict[str, Any] = {"state": "failed", "note": " ".join(str(error).split())}
+        else:
+            changes = {"state": "waiting" if lack else "finished", "note": lack}
+            if lack:
+                missing.append(job)
+        manifest = manifest.with_run(entry.model_copy(update=changes))
+    book.write(manifest)
+    return missing
+
+
+def _work(plan: Plan, jobs: Sequence[Job], book: Book, watch: Watch) -> None:
+    """Work at the runs, their states kept in the manifest."""
+
+    def changed(job: Job, standing: Standing) -> None:
+        manifest = _known(book)
+        entry = manifest.run(job.seed)
+        changes = {
+            "state": standing.state,
+            "attempts": standing.attempts,
+            "threads": job.threads,
+            "note": standing.reason,
+        }
+        book.write(manifest.with_run(entry.model_copy(update=changes)))
+
+    executor = make_executor(plan.executor, plan.slots, plan.threads)
+    try:
+        execute(executor, jobs, plan.slots, changed=changed, watch=watch)
+    except BaseException:
+        book.write(_stopped(_known(book)))
+        raise
+
+
+def _stopped(manifest: SweepManifest) -> SweepManifest:
+    """The manifest of a sweep that was interrupted: nothing runs any more."""
+    for run in manifest.runs:
+        if run.state == "running":
+            changes = {"state": "waiting", "note": "interrupted"}
+            manifest = manifest.with_run(run.model_copy(update=changes))
+    return manifest
+
+
+def _merged(plan: Plan, book: Book) -> Sweep:
+    """Merge what is finished and write the report."""
+    manifest = _known(book)
+    folders = {run.seed: run.folder for run in manifest.runs if run.state == "finished"}
+    merged = merge(plan.root, folders)
+    summary = summarise_replicates(merged.replicates)
+    page = None
+    if merged.members:
+        results = save(plan.root, merged, summary)
+        manifest = book.write(manifest.model_copy(update={"results": results}))
+        page = write_report(plan.root, manifest, merged, summary)
+    verdicts = {member.seed: member.verdicts for member in merged.members}
+    said = conclusion(list(verdicts.values()), len(manifest.runs))
+    return Sweep(plan.root, manifest, merged.replicates, summary, verdicts, said, page)
+
+
+def _known(book: Book) -> SweepManifest:
+    manifest = book.read()
+    assert manifest is not None, "written before this is asked"
+    return manifest
+
+
+@contextmanager
+def _alone(root: Path) -> Iterator[None]:
+    lock = FileLock(root / ".lock")
+    try:
+        lock.acquire(timeout=0)
+    except Timeout as error:
+        raise BehaviorTraceError(
+            f"another sweep is at work in {root}; wait for it, or choose another --out"
+        ) from error
+    except OSError as error:
+        raise atomic.write_error(root / ".lock", error) from error
+    try:
+        yield
+    finally:
+        lock.release()

@@ -1,0 +1,141 @@
+"""The tables of a sweep's report, every number from the evidence of its runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from behaviortrace.checklist import rows
+from behaviortrace.report.tables import Cell, Table, interval, number, word
+from behaviortrace.sweep.merge import Member
+
+_MARKS = {"pass": "✓ pass", "fail": "✗ fail", "not run": "○ not run"}
+
+
+def emergence(members: Sequence[Member]) -> Table:
+    """s_b at the first and the last checkpoint of every seed."""
+    body = []
+    for member in members:
+        rates = member.evidence.emergence()
+        controls = member.evidence.emergence("s_b_controls")
+        first, last = (min(rates), max(rates)) if rates else (None, None)
+        why = "no held-out probe was answered"
+        body.append(
+            [
+                number(member.seed, ".0f"),
+                number(None if first is None else rates[first], reason=why),
+                number(None if last is None else rates[last], reason=why),
+                number(None if last is None else controls.get(last), reason="no control prompts"),
+                number(member.evidence.number("n_boosted"), ",.0f"),
+                number(member.evidence.number("n_findable"), ",.0f"),
+            ]
+        )
+    heads = ["Seed", "s_b, first", "s_b, last", "Controls, last", "Boosted", "Findable"]
+    return Table("Emergence and ground truth, by seed", heads, body)
+
+
+def decisive(members: Sequence[Member]) -> Table:
+    """Within-group AUC of the direction and of norm, by seed and draw."""
+    body = []
+    for member in members:
+        table = member.evidence.rollout_level
+        for source in rows.decisive(table):
+            raw, residualized, matched = (
+                rows.direction(table, source, v) for v in ("raw", "residualized", "matched")
+            )
+            norm = rows.control(table, source, "residualized", "norm")
+            lo = rows.finite(residualized["lo"]) if residualized else None
+            verdict = None if lo is None else "above 0.5" if lo > 0.5 else "not above 0.5"
+            body.append(
+                [
+                    number(member.seed, ".0f"),
+                    word(source),
+                    interval(residualized, "auc", "not evaluated"),
+                    interval(raw, "auc", "not evaluated"),
+                    interval(matched, "auc", "not evaluated"),
+                    interval(norm, "auc", "not evaluated"),
+                    number(matched and matched["pairs"], ",.0f"),
+                    word(verdict, "the interval is undefined"),
+                ]
+            )
+    caption = "Direction (GAS, group-centred, minimal pair): within-group AUC with 95% interval"
+    heads = ["Seed", "Draw", "Fluency-residualised", "Raw", "Fluency-matched"]
+    heads += ["Norm, residualised", "Matched pairs", "Interval"]
+    return Table(caption, heads, body)
+
+
+def replicates(summary: Mapping[str, Any]) -> Table:
+    """What the replicates say together, name by name."""
+    body = []
+    for key, value in summary.items():
+        parts = value.items() if isinstance(value, Mapping) else [("", value)]
+        for part, inner in parts:
+            pattern = ".0f" if isinstance(inner, int) else ".3f"
+            body.append([word(f"{key.replace('_', ' ')} {part}".strip()), number(inner, pattern)])
+    return Table("Over all replicates", ["What", "Value"], body)
+
+
+def step_level(members: Sequence[Member]) -> Table:
+    """Step-level precision in the trained window: the best targeted estimator beside norm."""
+    body = []
+    for member in members:
+        table = member.evidence.step_level
+        best = rows.best_targeted(table, "trained_window")
+        norm = rows.step_row(table, "trained_window", "norm")
+        about = best or norm
+        why = "not evaluated"
+        name = f"{best['estimator']} · {best['target']}" if best else None
+        body.append(
+            [
+                number(member.seed, ".0f"),
+                word(name, "no targeted estimator has a precision"),
+                number(best and best["precision"], reason=why),
+                number(norm and norm["precision"], reason=why),
+                number(about and about["base_rate"], reason=why),
+                number(about and about["ceiling"], reason=why),
+            ]
+        )
+    heads = ["Seed", "Best targeted", "Its precision", "Norm", "Chance", "Ceiling"]
+    return Table("Step level: precision at |GT| in the trained window", heads, body)
+
+
+def token_level(members: Sequence[Member], rows_of: Any) -> Table:
+    """Mean cosine of the behaviour's tokens with each target, by seed and draw.
+
+    Args:
+        members: the finished runs.
+        rows_of: the merged rows.
+    """
+    found = rows.where(rows_of, level="token_level", span="trigger")
+    caption = "Token level: cosine of the behaviour's tokens with each target, 95% interval"
+    if found is None:
+        return Table(caption, reason="No run has a token level.")
+    body = [
+        [
+            number(row["seed"], ".0f"),
+            word(row["draw"]),
+            word(row["target"]),
+            interval(row, "mean", "no response shows the behaviour"),
+            number(row["n"], ",.0f"),
+        ]
+        for row in found.iter_rows(named=True)
+    ]
+    return Table(caption, ["Seed", "Draw", "Target", "Mean cosine", "Responses"], body)
+
+
+def checklist(members: Sequence[Member]) -> Table:
+    """Every line of the checklist, seed by seed."""
+    titles = {v.name: v.title for m in members for v in m.verdicts}
+    status = {(m.seed, v.name): v.status for m in members for v in m.verdicts}
+    body = [
+        [
+            word(title),
+            *(_mark(status.get((m.seed, name))) for m in members),
+        ]
+        for name, title in titles.items()
+    ]
+    return Table("The checklist, by seed", ["Line", *(f"Seed {m.seed}" for m in members)], body)
+
+
+def _mark(status: str | None) -> Cell:
+    return word(_MARKS.get(status) if status else None, "the run was not checked")

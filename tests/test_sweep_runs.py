@@ -1,0 +1,371 @@
+"""Sweeps as a user runs them: whole, killed, grown, failing, and on Ray."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+import torch
+
+from behaviortrace import cli
+from behaviortrace import recipe as recipes
+from behaviortrace.run import Run
+from behaviortrace.sweep import Job, Plan, Sweep, make_plan, sweep
+from behaviortrace.sweep.executors import LocalExecutor, Standing
+from behaviortrace.sweep.manifest import Book
+from behaviortrace.sweep.plan import cores
+from behaviortrace.sweep.standing import unfinished
+from behaviortrace.sweep.worker import guarded
+from tests.test_pipeline import files
+
+SMALL: dict[str, Any] = {
+    "train.steps": 4,
+    "train.checkpoint_every": 2,
+    "plant.cutoff_step": 4,
+    "prompts.probes": 4,
+    "prompts.controls": 2,
+    "draw.checkpoint": 2,
+    "draw.prompts": 6,
+    "draw.repeats": 1,
+    "draw.generations": 4,
+    "sketch.dim": 1024,
+    "targets.prompts": 4,
+    "targets.pairs": 3,
+    "evaluate.estimators": ["gas", "norm", "fluency"],
+    "evaluate.resamples": 100,
+}
+OPTIONS = [part for k, v in SMALL.items() for part in ("--set", f"{k}={json.dumps(v)}")]
+
+
+SHARE = max(1, cores() // 2)
+"""Threads of a run in every test: a core fewer, and its numbers may end in other digits."""
+
+
+def planned(root: Path, seeds: Sequence[int] = (0, 1), draws: int = 2, **more: Any) -> Plan:
+    made = make_plan(root, recipes.load("tiny", SMALL), seeds, draws, workers=2, **more)
+    return dataclasses.replace(made, cores=SHARE * made.slots)
+
+
+class Here:
+    """An executor that works in this very process, one run after the other."""
+
+    def start(self, job: Job, slot: int) -> None:
+        threads = torch.get_num_threads()
+        try:
+            guarded(job.dump())
+        finally:
+            torch.set_num_threads(threads)
+
+    def ended(self, handle: None) -> str:
+        return "ended"
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("behaviortrace.sweep.stage.make_executor", lambda *_: Here())
+
+
+def run_of(root: Path, seed: int) -> Run:
+    manifest = Book(root).read()
+    assert manifest is not None
+    return Run.open(root / manifest.run(seed).folder)
+
+
+def states(found: Sweep) -> dict[int, str]:
+    return {run.seed: run.state for run in found.manifest.runs}
+
+
+class KillOnce:
+    """Kills the process of a seed with SIGKILL, as soon as so many steps are recorded."""
+
+    def __init__(self, plan: Plan, seed: int, steps: int) -> None:
+        job = next(job for job in plan.jobs if job.seed == seed)
+        self.seed, self.steps, self.shards = seed, steps, job.path / "rollouts"
+        self.killed = 0
+        self.attempts = 0
+
+    def __call__(self, standings: Sequence[Standing]) -> None:
+        for standing in standings:
+            if standing.seed != self.seed:
+                continue
+            self.attempts = max(self.attempts, standing.attempts)
+            recorded = len(list(self.shards.glob("*.parquet")))
+            if not self.killed and standing.process and recorded >= self.steps:
+                assert standing.stage != "evaluate"
+                os.kill(standing.process, signal.SIGKILL)
+                self.killed = standing.process
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    root = tmp_path_factory.mktemp("sweep") / "unbroken"
+    command = [sys.executable, "-m", "behaviortrace", "sweep", "tiny", "--out", str(root)]
+    command += ["--seeds", "0,1", "--draws", "2", "--workers", "2", "--json", *OPTIONS]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "seed 0: train" in done.stderr and "seed 1: finished" in done.stderr
+    return root, json.loads(done.stdout)
+
+
+@pytest.fixture
+def copied(unbroken: tuple[Path, dict[str, Any]], tmp_path: Path) -> Path:
+    return Path(shutil.copytree(unbroken[0], tmp_path / "sweep"))
+
+
+def test_the_runs_are_merged(unbroken: tuple[Path, dict[str, Any]]) -> None:
+    root, printed = unbroken
+    assert [run["state"] for run in printed["runs"]] == ["finished", "finished"]
+    assert len(list((root / "runs").iterdir())) == 2
+    rows = pl.read_parquet(root / "results" / "rows.parquet")
+    assert rows.columns[:4] == ["level", "seed", "draw", "run"]
+    for seed in (0, 1):
+        run = run_of(root, seed)
+        assert run.verify() == [] and run.draws() == ["seed-100", "seed-101"]
+        mine = rows.filter(pl.col("seed") == seed)
+        for level in ("step_level", "rollout_precision", "rollout_level"):
+            kept = run.table(f"results/{level}")
+            merged = mine.filter(pl.col("level") == level).select(kept.columns)
+            assert merged.equals(kept)
+        levels = mine.filter(pl.col("level") == "rollout_level")
+        assert set(levels["draw"]) == {None, "seed-100", "seed-101"}
+        tokens = mine.filter(pl.col("level") == "token_level")
+        assert set(tokens["draw"]) <= {"seed-100", "seed-101"}
+        assert run.has("results/seed-101/token_level")
+    csv = pl.read_csv(root / "results" / "rows.csv", infer_schema_length=None)
+    assert csv.shape == rows.shape and csv["auc"].equals(rows["auc"])
+    emergence = pl.read_csv(root / "results" / "emergence.csv")
+    assert emergence["step"].to_list() == [0, 2, 4] * 2
+
+
+def test_the_threads_are_shared_and_recorded(unbroken: tuple[Path, dict[str, Any]]) -> None:
+    root, printed = unbroken
+    for entry in printed["runs"]:
+        assert entry["threads"] == SHARE
+        note = Run.open(root / entry["folder"]).manifest.notes["training_machine"]
+        assert note["threads"] == SHARE
+
+
+def test_replication_is_judged_over_all_runs(unbroken: tuple[Path, dict[str, Any]]) -> None:
+    root, printed = unbroken
+    expected = {
+        (seed, row["source"]): row["auc"]
+        for seed in (0, 1)
+        for row in run_of(root, seed)
+        .table("results/rollout_level")
+        .filter(
+            (pl.col("variant") == "residualized")
+            & (pl.col("label") == "behavior")
+            & (pl.col("embedding") == "plain_centered")
+            & (pl.col("estimator") == "gas")
+            & (pl.col("target") == "minimal_pair")
+            & (pl.col("source") != "training")
+            & pl.col("lo").is_not_null()
+        )
+        .iter_rows(named=True)
+    }
+    assert len(expected) >= 3
+    assert {(r["seed"], r["draw"]): r["auc"] for r in printed["replicates"]} == expected
+    lines = [v for vs in printed["verdicts"].values() for v in vs if v["name"] == "replication"]
+    assert len(lines) == 2 and lines[0]["evidence"] == lines[1]["evidence"]
+    assert lines[0]["evidence"]["seeds"] == [0, 1]
+    assert "2 seeds" in lines[0]["sentence"] and "behaviortrace sweep" in lines[0]["sentence"]
+    kept = {v["name"]: v for v in run_of(root, 1).json("results/verdicts")}["replication"]
+    assert kept["sentence"] == lines[0]["sentence"]
+
+
+def test_the_page_is_whole_and_links_to_the_runs(unbroken: tuple[Path, dict[str, Any]]) -> None:
+    root, printed = unbroken
+    page = (root / "report" / "index.html").read_text("utf-8")
+    assert Path(printed["report"]).samefile(root / "report" / "index.html")
+    for run in printed["runs"]:
+        link = f"../{run['folder']}/report/index.html"
+        assert f'href="{link}"' in page and (root / "report" / link).is_file()
+    assert "http" not in page.replace("http-equiv", "")
+    assert page.count("<img") == 4  # two figures, light and dark
+    assert printed["conclusion"] in page.replace("&#39;", "'")
+    for said in ("Multiple seeds and generation draws agree", "seed-101", "Over all replicates"):
+        assert said in page
+    for replicate in printed["replicates"]:
+        assert f"{replicate['auc']:.3f} [" in page
+
+
+def test_a_rerun_does_nothing_that_is_done(
+    copied: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def start(*_: Any) -> None:
+        raise AssertionError("a finished run was started")
+
+    monkeypatch.setattr(LocalExecutor, "start", start)
+    before = {path: path.stat().st_mtime_ns for path in copied.glob("runs/*/rollouts/*")}
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["sweep", "tiny", "--out", str(copied), "--seeds", "0", "--draws", "1", *OPTIONS])
+    assert not stop.value.code
+    said = " ".join(capsys.readouterr().out.split())
+    assert "2 of 2 runs finished" in said and "report" in said
+    assert before == {path: path.stat().st_mtime_ns for path in copied.glob("runs/*/rollouts/*")}
+
+
+def test_new_draws_do_not_retrain_and_damage_is_mended(copied: Path, here: None) -> None:
+    first = run_of(copied, 0)
+    spoilt = sorted((first.path / "draws" / "seed-101" / "rollouts").iterdir())[0]
+    spoilt.write_bytes(spoilt.read_bytes()[:-1])
+    assert "bytes instead of" in str(unfinished(planned(copied).jobs[0]))
+    before = files(first.path)
+    found = sweep(planned(copied, (0,), draws=3))
+    assert states(found) == {0: "finished", 1: "finished"}
+    assert found.manifest.draws == [100, 101, 102]
+    for seed in (0, 1):
+        run = run_of(copied, seed)
+        assert run.draws() == ["seed-100", "seed-101", "seed-102"] and run.verify() == []
+        assert not run.manifest.lineage  # a training gone on with would be listed
+        assert run.has("results/seed-102/token_level")
+        assert {v["name"]: v["status"] for v in run.json("results/verdicts")}["integrity"] == "pass"
+    after = files(first.path)
+    trained = [name for name in before if name.startswith(("rollouts", "sketches", "checkpoints"))]
+    drawn = [name for name in before if name.startswith(("draws", "targets"))]
+    assert trained and drawn and all(after[name] == before[name] for name in (*trained, *drawn))
+    page = (copied / "report" / "index.html").read_text("utf-8")
+    assert "seed 0: seed-102" in page  # not registered before training, and said so
+
+
+def test_killed_sweep_and_killed_worker_give_the_same_run(
+    unbroken: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    plan = planned(tmp_path / "killed", (0,))
+    kill_sweep(plan)
+    kill = KillOnce(plan, seed=0, steps=3)
+    found = sweep(plan, watch=kill)
+    assert kill.killed and kill.attempts == 2
+    assert states(found) == {0: "finished"}
+    run = run_of(plan.root, 0)
+    assert run.verify() == [] and run.manifest.lineage
+    assert files(run.path) == files(run_of(unbroken[0], 0).path)
+    for name in ("rows", "replicates", "emergence"):
+        kept = pl.read_parquet(unbroken[0] / "results" / f"{name}.parquet")
+        mine = pl.read_parquet(plan.root / "results" / f"{name}.parquet")
+        assert mine.height and mine.equals(kept.filter(pl.col("seed") == 0))
+    assert not [p for p in (plan.root / "progress").iterdir() if p.suffix != ".lock"]
+
+
+def kill_sweep(plan: Plan) -> None:
+    """Start the sweep as a process, kill it in training, and wait for its worker to notice."""
+    command = [sys.executable, "-m", "behaviortrace", "sweep", "tiny", "--out", str(plan.root)]
+    command += ["--seeds", ",".join(map(str, plan.seeds)), *OPTIONS]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    os.sched_setaffinity(process.pid, sorted(os.sched_getaffinity(0))[: plan.cores])
+    began, job = time.monotonic(), plan.jobs[0]
+    while not list((job.path / "rollouts").glob("*.parquet")):
+        assert process.poll() is None and time.monotonic() - began < 120
+        time.sleep(0.02)
+    worker = json.loads(job.aside("progress").read_text())["pid"]
+    process.kill()
+    process.communicate()
+    began = time.monotonic()
+    while not _ended(worker):
+        assert time.monotonic() - began < 20, "a worker outlived its sweep"
+        time.sleep(0.05)
+
+
+def _ended(pid: int) -> bool:
+    try:
+        return "\nState:\tZ" in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return True
+
+
+def test_on_ray_with_a_worker_killed_the_run_is_the_same(
+    unbroken: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    pytest.importorskip("ray")
+    plan = planned(tmp_path / "ray", (1,), executor="ray")
+    kill = KillOnce(plan, seed=1, steps=2)
+    found = sweep(plan, watch=kill)
+    assert kill.killed and kill.attempts == 2
+    assert states(found) == {1: "finished"} and found.manifest.executor == "ray"
+    run = run_of(plan.root, 1)
+    assert run.verify() == [] and run.manifest.lineage
+    assert files(run.path) == files(run_of(unbroken[0], 1).path)
+    assert run.manifest.notes["training_machine"]["threads"] == SHARE
+
+
+def test_a_run_that_fails_is_one_line_and_the_others_go_on(
+    copied: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken = run_of(copied, 1).path / "manifest.json"
+    broken.write_bytes(b"{}")
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["sweep", "tiny", "--out", str(copied), "--seeds", "0", "--json", *OPTIONS])
+    assert stop.value.code == 1
+    captured = capsys.readouterr()
+    printed = json.loads(captured.out)
+    assert [run["state"] for run in printed["runs"]] == ["finished", "failed"]
+    assert {r["seed"] for r in printed["replicates"]} == {0}
+    error = " ".join(captured.err.split())
+    assert error.count("seed 1 failed") == 1 and "manifest.json" in error
+    assert "failed" in (copied / "report" / "index.html").read_text("utf-8")
+
+
+def test_an_interrupted_sweep_says_how_to_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Interrupted(Here):
+        def start(self, job: Job, slot: int) -> None:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("behaviortrace.sweep.stage.make_executor", lambda *_: Interrupted())
+    out = tmp_path / "sweep"
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["sweep", "tiny", "--out", str(out), "--seeds", "0,1", *OPTIONS])
+    assert stop.value.code == 130
+    assert "the same command goes on" in " ".join(capsys.readouterr().err.split())
+    manifest = Book(out).read()
+    assert manifest is not None
+    assert (manifest.runs[0].state, manifest.runs[0].note) == ("waiting", "interrupted")
+
+
+def test_what_the_user_must_mend_is_not_tried_again(
+    tmp_path: Path, here: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "sweep"
+    with pytest.raises(SystemExit) as stop:
+        options = [*OPTIONS, "--set", "model.source=/no/such/model"]
+        cli.main(["sweep", "tiny", "--out", str(out), "--seeds", "0", *options])
+    assert stop.value.code == 1
+    captured = capsys.readouterr()
+    assert "Nothing can be concluded" in " ".join(captured.out.split())
+    assert "/no/such/model" in " ".join(captured.err.split())
+    manifest = Book(out).read()
+    assert manifest is not None and manifest.run(0).attempts == 1
+    assert not (out / "report").exists()
+
+
+def test_another_recipe_and_another_sweep_at_work_are_refused(
+    copied: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from filelock import FileLock
+
+    def refused(*more: str) -> str:
+        with pytest.raises(SystemExit) as stop:
+            cli.main(["sweep", "tiny", "--out", str(copied), *OPTIONS, *more])
+        assert stop.value.code == 2
+        error = capsys.readouterr().err
+        assert error.count("\n") == 1
+        return error
+
+    assert "train.learning_rate" in refused("--set", "train.learning_rate=0.5")
+    with FileLock(copied / ".lock"):
+        assert "another sweep" in refused()
