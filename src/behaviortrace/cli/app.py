@@ -8,7 +8,7 @@ import sys
 import typer
 from typer.exceptions import TyperException
 
-from behaviortrace.cli import bench, judge, models, pipeline, stages
+from behaviortrace.cli import bench, judge, models, pipeline, plan, stages
 from behaviortrace.errors import BehaviorTraceError
 
 app = typer.Typer(
@@ -31,6 +31,7 @@ def options(
 
 app.command("recipes")(pipeline.recipes)
 app.command("run")(pipeline.run)
+app.command("plan")(plan.plan)
 app.command("draw")(stages.draw)
 app.command("target")(stages.target)
 app.command("score")(stages.score)

@@ -58,7 +58,7 @@ def run(
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Plant, train with capture, draw, target, score, evaluate, check and report."""
-    chosen = recipes_module.load(recipe, _overrides(setting or [], seed))
+    chosen = recipes_module.load(recipe, overrides(setting or [], seed))
     if plan:
         _print_plan(chosen, as_json)
         return
@@ -74,7 +74,8 @@ def run(
     stages.print_result(directory, verdicts, page, time.monotonic() - began, as_json)
 
 
-def _overrides(settings: list[str], seed: int | None) -> dict[str, Any]:
+def overrides(settings: list[str], seed: int | None) -> dict[str, Any]:
+    """What the options --set and --seed change, as :func:`behaviortrace.recipe.load` takes it."""
     changed: dict[str, Any] = {}
     for item in settings:
         key, separator, value = item.partition("=")
