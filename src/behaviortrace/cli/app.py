@@ -8,7 +8,7 @@ import sys
 import typer
 from typer.exceptions import TyperException
 
-from behaviortrace.cli import bench, judge, models, pipeline, plan, stages
+from behaviortrace.cli import bench, judge, models, pipeline, pitfall, plan, stages
 from behaviortrace.errors import BehaviorTraceError
 
 app = typer.Typer(
@@ -43,6 +43,7 @@ app.command("auc")(judge.auc)
 app.command("precision")(judge.precision)
 app.add_typer(bench.app, name="bench")
 app.add_typer(models.app, name="models")
+app.add_typer(pitfall.app, name="pitfall")
 
 
 def main(arguments: list[str] | None = None) -> None:
