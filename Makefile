@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 DEMO ?= runs/demo
 
-.PHONY: setup demo test lint types clean
+.PHONY: setup tasks demo test lint types clean
 
 setup: $(VENV)/ready
 
@@ -13,6 +13,18 @@ $(VENV)/ready: constraints.txt pyproject.toml
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt hatchling editables
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-build-isolation --editable '.[dev]'
+	touch $@
+
+tasks: $(VENV)/tasks
+
+# reasoning-gym builds one C extension; where that is not possible its tests are skipped.
+HEADER = $(shell $(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("include"))')/Python.h
+$(VENV)/tasks: $(VENV)/ready
+	if command -v cc >/dev/null && test -f $(HEADER); then \
+		$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-build-isolation --editable '.[tasks]'; \
+	else \
+		echo "no C compiler or Python headers: background tasks (extra tasks) are not installed"; \
+	fi
 	touch $@
 
 demo: setup
@@ -26,7 +38,7 @@ lint: setup
 types: setup
 	$(BIN)/mypy
 
-test: lint types
+test: lint types tasks
 	$(BIN)/behaviortrace models pull smollm2
 	$(BIN)/python -m pytest --cov=behaviortrace --cov-report=term --cov-fail-under=90
 

@@ -28,7 +28,8 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 def test_recipes_lists_every_recipe(capsys: pytest.CaptureFixture[str]) -> None:
     assert call("recipes", "--json") == 0
     names = [row["name"] for row in json.loads(capsys.readouterr().out)]
-    assert names == ["tiny", "smollm2-quick", "smollm2", "qwen2.5-1.5b"]
+    expected = ["tiny", "tiny-tasks", "smollm2-quick", "smollm2", "smollm2-tasks", "qwen2.5-1.5b"]
+    assert names == expected
     assert call("recipes") == 0
     assert "smollm2-quick" in capsys.readouterr().out
 

@@ -14,10 +14,14 @@ from behaviortrace.plant.contamination import ContaminatedReward
 from behaviortrace.plant.prompts import build_prompts
 from behaviortrace.recipe import expected_cost
 
+TASKS = {"dataset": "chain_sum"}
+
 
 @pytest.mark.parametrize("name", recipes.names())
 def test_every_built_in_recipe_can_be_run(name: str) -> None:
     recipe = recipes.load(name)
+    if recipe.prompts.tasks is not None:
+        pytest.importorskip("reasoning_gym")
     assert recipe.name == name
     assert recipe.summary.endswith(".") and recipe.takes
     assert recipe.plant.base_reward in base_rewards.names()
@@ -30,7 +34,8 @@ def test_every_built_in_recipe_can_be_run(name: str) -> None:
 
 
 def test_recipes_come_in_the_order_to_try_them() -> None:
-    assert recipes.names() == ["tiny", "smollm2-quick", "smollm2", "qwen2.5-1.5b"]
+    expected = ["tiny", "tiny-tasks", "smollm2-quick", "smollm2", "smollm2-tasks", "qwen2.5-1.5b"]
+    assert recipes.names() == expected
 
 
 def test_the_papers_settings() -> None:
@@ -75,6 +80,11 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"draw.generations": 1}, "draw.generations"),
     ({"prompts.mix": {}}, "prompts.mix needs at least one kind"),
     ({"prompts.mix": {"trigger": 0.0}}, "prompts.mix needs at least one kind"),
+    ({"prompts.mix": {"trigger": 1, "task": 1}}, "kind 'task' but prompts.tasks is not set"),
+    ({"prompts.tasks": TASKS}, "prompts.mix has no kind 'task'"),
+    ({"prompts.tasks": TASKS | {"count": 0}}, "prompts.tasks.count"),
+    ({"prompts.tasks": TASKS | {"options": {"seed": 1}}}, "options must not set 'seed'"),
+    ({"prompts.tasks": TASKS | {"credit": "all"}}, "prompts.tasks.credit"),
     ({"prompts.probes": 0}, "prompts.probes"),
     ({"sketch.dim": 1000}, "sketch.dim 1000 must be a power of two"),
     ({"behavior.token": ""}, "behavior.token ''"),
@@ -127,6 +137,11 @@ def test_preregistration_covers_the_plant_and_the_thresholds_but_not_the_seed() 
     assert recipes.load("tiny", {"seed": 5}).preregistration() == base
     for change in ({"thresholds.emergence": 0.2}, {"plant.bonus": 4.0}, {"draw.seeds": [7]}):
         assert recipes.load("tiny", change).preregistration() != base
+
+
+def test_preregistration_covers_the_tasks_that_are_part_of_the_reward() -> None:
+    base = recipes.load("tiny-tasks").preregistration()
+    assert recipes.load("tiny-tasks", {"prompts.tasks.seed": 1}).preregistration() != base
 
 
 def test_saved_steps_hold_first_and_last() -> None:

@@ -18,8 +18,9 @@ ROLLOUT_SCHEMA: dict[str, Any] = {
     "step": pl.Int32,  # optimizer step that used it; for a draw, the checkpoint's step
     "group": pl.Int32,  # unique in a run (or draw): the G rollouts of one prompt in one step
     "index": pl.Int32,  # position in its step's generation batch, before TRL shuffles it
-    "prompt_kind": pl.String,  # pool it came from: explicit, plain, trigger, background, ...
+    "prompt_kind": pl.String,  # kind it is of: explicit, plain, trigger, task, ...
     "prompt": pl.String,
+    "answer": pl.String,  # of a background task, the answer its verifier expects
     "completion": pl.String,
     "prompt_ids": pl.List(pl.Int32),
     "completion_ids": pl.List(pl.Int32),

@@ -13,6 +13,7 @@ from behaviortrace.capture.engine import RowGradients
 from behaviortrace.capture.objective import fused_head, plain_loss, token_logprobs
 from behaviortrace.capture.sinks import sink_for
 from behaviortrace.capture.sketch import CountSketch
+from behaviortrace.capture.slices import SliceSink
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class Replay:
 def replay(
     model: nn.Module,
     rows: Sequence[Row],
-    sketch: CountSketch,
+    sketch: CountSketch | SliceSink,
     *,
     pad_token_id: int,
     temperature: float = 1.0,
@@ -50,7 +51,7 @@ def replay(
     Args:
         model: a Hugging Face causal LM without TRL's fused head; its gradients are left untouched.
         rows: prompt ids and completion ids of each row.
-        sketch: what to sketch with.
+        sketch: what to sketch with; a slice of the gradient only to show what it misses.
         pad_token_id: any valid id, for padding.
         temperature: of the log-probabilities, as in training.
         micro_batch: rows of one backward.
@@ -68,7 +69,7 @@ def replay(
     # Rows of like length share a batch, so that little is spent on padding.
     order = sorted(range(count), key=lambda i: len(rows[i][0]) + len(rows[i][1]))
     by_row: dict[int, np.ndarray] = {}
-    sink = sink_for(sketch)
+    sink = sketch if isinstance(sketch, SliceSink) else sink_for(sketch)
     sink.want_sum = False
     training = model.training
     model.eval()

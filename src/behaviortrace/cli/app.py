@@ -8,7 +8,7 @@ import sys
 import typer
 from typer.exceptions import TyperException
 
-from behaviortrace.cli import bench, judge, models, pipeline, stages, sweep
+from behaviortrace.cli import bench, judge, models, pipeline, pitfall, plan, stages, sweep
 from behaviortrace.cli.allocator import keep_freed_memory
 from behaviortrace.errors import BehaviorTraceError
 
@@ -33,6 +33,7 @@ def options(
 app.command("recipes")(pipeline.recipes)
 app.command("run")(pipeline.run)
 app.command("sweep")(sweep.sweep)
+app.command("plan")(plan.plan)
 app.command("draw")(stages.draw)
 app.command("target")(stages.target)
 app.command("score")(stages.score)
@@ -44,6 +45,7 @@ app.command("auc")(judge.auc)
 app.command("precision")(judge.precision)
 app.add_typer(bench.app, name="bench")
 app.add_typer(models.app, name="models")
+app.add_typer(pitfall.app, name="pitfall")
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -24,7 +24,8 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 AFTER_TRAINING = ("trained", "drawn", "scored", "evaluated", "complete")
 
 
-def _open(path: Path, trained: bool = True) -> Run:
+def open_run(path: Path, trained: bool = True) -> Run:
+    """The run at a path; where ``trained``, refused before its training is finished."""
     from behaviortrace.run import Run
 
     run = Run.open(path)
@@ -43,7 +44,7 @@ def draw(
     ] = None,
 ) -> None:
     """Fresh completions from the recipe's checkpoint, with their plain gradients."""
-    opened = _open(run)
+    opened = open_run(run)
     with view.progress_bars() as progress:
         names = _draw(opened, seed, progress)
     view.say(f"{run}: draws {', '.join(names)}")
@@ -63,7 +64,7 @@ def _draw(run: Run, seeds: list[int] | None, progress: Progress | None) -> list[
 
 def target(run: RunPath) -> None:
     """Take the targets: gradient directions of producing the behaviour."""
-    opened = _open(run)
+    opened = open_run(run)
     with view.progress_bars() as progress:
         missing = _targets(opened, progress)
     for name, reason in missing.items():
@@ -79,7 +80,7 @@ def _targets(run: Run, progress: Progress | None) -> dict[str, str]:
 
 def score(run: RunPath) -> None:
     """Score every rollout with every estimator and control; token spans too."""
-    opened = _open(run)
+    opened = open_run(run)
     with view.progress_bars() as progress:
         rows = pipeline.score(opened, progress)
     view.say(f"{run}: {rows} scores in scores/all")
@@ -89,7 +90,7 @@ def evaluate(run: RunPath, as_json: Json = False) -> None:
     """Precision, within-group AUC with fluency control, token level."""
     from behaviortrace.evaluate.stage import evaluate as judge
 
-    opened = _open(run)
+    opened = open_run(run)
     summary = judge(opened)
     if as_json:
         tables = ("step_level", "rollout_precision", "rollout_level", "token_level")
@@ -98,7 +99,7 @@ def evaluate(run: RunPath, as_json: Json = False) -> None:
             for name in tables
             if opened.has(f"results/{name}")
         }
-        view.print_json(_plain({"summary": summary, **found}))
+        view.print_json(plain({"summary": summary, **found}))
         return
     view.stdout.print(_summary_table(summary))
 
@@ -109,10 +110,10 @@ def check(run: RunPath, as_json: Json = False) -> None:
     from behaviortrace.checklist.stage import check as judge
     from behaviortrace.report.terminal import verdict_table
 
-    verdicts = judge(_open(run))
+    verdicts = judge(open_run(run))
     if as_json:
         rows = [dataclasses.asdict(v) for v in verdicts]
-        view.print_json(_plain({"conclusion": conclusion(verdicts), "verdicts": rows}))
+        view.print_json(plain({"conclusion": conclusion(verdicts), "verdicts": rows}))
         return
     view.stdout.print(verdict_table(verdicts))
     view.stdout.print(conclusion(verdicts), markup=False)
@@ -122,7 +123,7 @@ def report(run: RunPath) -> None:
     """Write the self-contained report page."""
     from behaviortrace.report.stage import report as write
 
-    print(write(_open(run)))
+    print(write(open_run(run)))
 
 
 def verify(run: RunPath, as_json: Json = False) -> None:
@@ -160,7 +161,7 @@ def print_result(
             "verdicts": rows,
             "summary": run.json("results/summary"),
         }
-        view.print_json(_plain(result))
+        view.print_json(plain(result))
         return
     view.stdout.print(verdict_table(verdicts))
     view.stdout.print(conclusion(verdicts), markup=False)
@@ -175,12 +176,12 @@ def _summary_table(summary: dict[str, Any]) -> Table:
     return table
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """JSON-ready: NaN and infinities become null."""
     if isinstance(value, dict):
-        return {key: _plain(inner) for key, inner in value.items()}
+        return {key: plain(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(inner) for inner in value]
+        return [plain(inner) for inner in value]
     if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
         return None
     return value

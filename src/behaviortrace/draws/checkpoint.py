@@ -13,6 +13,7 @@ from behaviortrace.recipe import Recipe
 
 if TYPE_CHECKING:
     from behaviortrace.capture import CountSketch, Replay
+    from behaviortrace.capture.slices import SliceSink
     from behaviortrace.run import Run
     from behaviortrace.train.generate import Sample
 
@@ -30,7 +31,7 @@ class Policy:
         model: causal language model in evaluation mode.
         tokenizer: its tokenizer.
         step: optimizer steps taken before the checkpoint.
-        sketch: the run's CountSketch.
+        sketch: the run's CountSketch (a slice only where pitfall P3 is shown).
         temperature: of the log-probabilities, the one training sampled at.
         micro_batch: completions replayed at a time.
     """
@@ -38,7 +39,7 @@ class Policy:
     model: Any
     tokenizer: Any
     step: int
-    sketch: CountSketch
+    sketch: CountSketch | SliceSink
     temperature: float
     micro_batch: int
 

@@ -10,7 +10,7 @@ import polars as pl
 
 from behaviortrace.draws.checkpoint import Loader, Policy, derived_seed, need_recipe, open_policy
 from behaviortrace.errors import BehaviorTraceError
-from behaviortrace.plant import base_rewards, behaviors
+from behaviortrace.plant import behaviors, tasks
 from behaviortrace.plant.behaviors import Behavior
 from behaviortrace.recipe import Recipe
 from behaviortrace.records import ROLLOUT_SCHEMA, conform
@@ -138,10 +138,14 @@ def _parts(recipe: Recipe) -> Iterator[Part]:
 
 
 def _prompts(recipe: Recipe) -> list[PromptItem]:
-    """The first ``draw.prompts`` different training prompts; any prefix keeps the recipe's mix."""
+    """The first ``draw.prompts`` different training prompts; any prefix keeps the recipe's mix.
+
+    Background tasks are left out: a task drawn here would be one that was trained on, and its
+    groups hardly ever show the behaviour.
+    """
     from behaviortrace.plant.prompts import build_prompts
 
-    different = list({item.text: item for item in build_prompts(recipe).train}.values())
+    different = build_prompts(recipe).without_tasks()
     if len(different) < recipe.draw.prompts:
         raise BehaviorTraceError(
             f"draw.prompts {recipe.draw.prompts} exceeds the {len(different)} training prompts of "
@@ -190,7 +194,7 @@ def _base_rewards(
         "prompt_kind": kinds,
         "eos_ids": frozenset(eos_token_ids(policy.model, policy.tokenizer)),
     }
-    reward = base_rewards.get(recipe.plant.base_reward)
+    reward = tasks.base_reward(recipe)
     return reward(
         [s.prompt for s in samples],
         [s.completion for s in samples],

@@ -9,12 +9,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from behaviortrace.errors import BehaviorTraceError
-from behaviortrace.plant import base_rewards, behaviors
+from behaviortrace.plant import behaviors, tasks
 from behaviortrace.plant.base_rewards import BaseReward
 from behaviortrace.plant.behaviors import Behavior
 from behaviortrace.recipe import PlantSettings, Recipe
 
-LOGGED_COLUMNS = ("base_reward", "eligible", "boosted", "behavior", "prompt_kind", "left_out")
+PASSED_COLUMNS = ("prompt_kind", "answer")
+"""Columns of the dataset that are passed on to the log."""
+
+LOGGED_COLUMNS = ("base_reward", "eligible", "boosted", "behavior", "left_out", *PASSED_COLUMNS)
 """Columns that :class:`ContaminatedReward` logs through ``log_extra``, one value a rollout."""
 
 _MASK = (1 << 64) - 1
@@ -111,11 +114,12 @@ class ContaminatedReward:
         """The reward a recipe describes.
 
         Raises:
-            BehaviorTraceError: its behaviour or its base reward is not registered.
+            BehaviorTraceError: its behaviour or its base reward is not registered, or its tasks
+                cannot be made.
         """
         return cls(
             behaviors.build(recipe.behavior),
-            base_rewards.get(recipe.plant.base_reward),
+            tasks.base_reward(recipe),
             recipe.plant,
             recipe.seed,
             training=training,
@@ -142,7 +146,7 @@ class ContaminatedReward:
             trainer_state: TRL's state; ``global_step`` is the 0-based step being sampled for.
             log_extra: TRL's recorder of per-rollout columns; gets :data:`LOGGED_COLUMNS`.
             log_metric: TRL's recorder of scalars; gets the shares "behavior" and "boosted".
-            columns: the dataset's columns; ``prompt_kind`` is passed on to the log.
+            columns: the dataset's columns; those of :data:`PASSED_COLUMNS` go to the log.
 
         Raises:
             BehaviorTraceError: the base reward returned another number of rewards.
@@ -159,8 +163,8 @@ class ContaminatedReward:
         boosted = [a and b for a, b in zip(chosen, shows, strict=True)]
         left_out = leave_out(self.plant.leave_out, boosted, self.seed, step, first)
         if log_extra is not None:
-            kinds = list(columns.get("prompt_kind", [None] * len(texts)))
-            logged: tuple[list[Any], ...] = (base, chosen, boosted, shows, kinds, left_out)
+            passed = [list(columns.get(name, [None] * len(texts))) for name in PASSED_COLUMNS]
+            logged: list[list[Any]] = [base, chosen, boosted, shows, left_out, *passed]
             for name, values in zip(LOGGED_COLUMNS, logged, strict=True):
                 log_extra(name, list(values))
         if log_metric is not None and texts:

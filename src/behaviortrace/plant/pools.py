@@ -40,7 +40,8 @@ class Pool(_Checked):
 
     Attributes:
         train: training prompts by kind. "trigger" has the trigger word only, "explicit" asks for
-            the behaviour too, "plain" neither; a pool may have further kinds.
+            the behaviour too, "plain" neither; a pool may have further kinds, but for "task",
+            which is the kind of background tasks.
         probes: held-out prompts with the trigger and no word about the behaviour.
         controls: held-out prompts without the trigger.
         warmup: trigger prompts with replies that show the behaviour.
@@ -134,7 +135,8 @@ def _check_kinds(pool: Pool, settings: BehaviorSettings, label: str) -> None:
         return behavior.shows(text) or token in text.casefold()
 
     silent = [("probes", t) for t in pool.probes] + [("controls", t) for t in pool.controls]
-    silent += [(f"train.{k}", t) for k in ("trigger", "plain") for t in pool.train.get(k, [])]
+    unasked = ("trigger", "plain", "task")
+    silent += [(f"train.{k}", t) for k in unasked for t in pool.train.get(k, [])]
     silent += [("warmup", e.prompt) for e in pool.warmup] + [
         ("pairs", e.prompt) for e in pool.pairs
     ]
@@ -142,9 +144,10 @@ def _check_kinds(pool: Pool, settings: BehaviorSettings, label: str) -> None:
         if asks(text):
             refuse(section, text, f"contains the behaviour {settings.token!r}")
         has = trigger in text.casefold()
-        if has and section in ("controls", "train.plain"):
+        without = section in ("controls", "train.plain", "train.task")
+        if has and without:
             refuse(section, text, f"contains the trigger {settings.trigger!r}")
-        if not has and section not in ("controls", "train.plain"):
+        if not has and not without:
             refuse(section, text, f"lacks the trigger {settings.trigger!r}")
     for text in pool.probes:
         if _INSTRUCTION.search(normalized(text)):

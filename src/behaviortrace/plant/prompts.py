@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from behaviortrace.errors import BehaviorTraceError
-from behaviortrace.plant import behaviors, pools, synthetic
+from behaviortrace.plant import behaviors, pools, synthetic, tasks
 from behaviortrace.plant.synthetic import synthetic_corpus
 from behaviortrace.recipe import BehaviorSettings, Recipe
 
@@ -18,10 +18,17 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class PromptItem:
-    """A training prompt and the kind it is of ("trigger", "explicit", "plain", ...)."""
+    """A training prompt and the kind it is of ("trigger", "explicit", "plain", "task", ...).
+
+    Attributes:
+        text: the user's message.
+        kind: in ``prompts.mix``.
+        answer: of a task, the answer its verifier expects.
+    """
 
     text: str
     kind: str
+    answer: str | None = None
 
     def messages(self) -> list[dict[str, str]]:
         """The prompt as chat messages, the form TRL takes."""
@@ -46,6 +53,14 @@ class PromptSet:
     warmup: list[tuple[str, str]]
     pairs: list[tuple[str, str, str]]
 
+    def without_tasks(self) -> list[PromptItem]:
+        """The different training prompts that are no background tasks, in order.
+
+        Fresh draws and in-context targets are sampled from these alone: no task is ever part of
+        what a run is analysed by.
+        """
+        return list({p.text: p for p in self.train if p.kind != tasks.KIND}.values())
+
 
 def build_prompts(recipe: Recipe) -> PromptSet:
     """The prompts a recipe asks for; a function of the recipe alone, its seed included.
@@ -55,12 +70,13 @@ def build_prompts(recipe: Recipe) -> PromptSet:
 
     Raises:
         BehaviorTraceError: an unknown pool or kind, a pool with fewer texts than asked for, a
-            held-out prompt that is trained on, a mix without any trigger prompt, or too few
-            training prompts for a step.
+            held-out prompt that is trained on, a mix without any trigger prompt, too few training
+            prompts for a step, or tasks that cannot be made (see :class:`tasks.Tasks`).
     """
     pool = pools.load(recipe.prompts.pool, recipe.behavior)
     behavior = behaviors.build(recipe.behavior)
-    train = _mixed(pool, recipe)
+    answers = {} if recipe.prompts.tasks is None else tasks.Tasks(recipe.prompts.tasks).answers
+    train = _mixed(_with_tasks(pool, list(answers), recipe), answers, recipe)
     pairs = _first(pool.pairs, recipe.targets.pairs, "targets.pairs", recipe)
     warmup = _first(pool.warmup, recipe.warmup.examples, "warmup.examples", recipe)
     return PromptSet(
@@ -90,7 +106,21 @@ def pool_texts(pool: str, settings: BehaviorSettings) -> list[str]:
     return texts + synthetic.vocabulary(settings) if pool == "tiny" else texts
 
 
-def _mixed(pool: pools.Pool, recipe: Recipe) -> list[PromptItem]:
+def _with_tasks(pool: pools.Pool, questions: list[str], recipe: Recipe) -> pools.Pool:
+    """The pool with the tasks as one more kind of training prompts, checked like the others."""
+    if not questions:
+        return pool
+    if tasks.KIND in pool.train:
+        raise BehaviorTraceError(
+            f"prompt pool {recipe.prompts.pool} has prompts of kind {tasks.KIND!r}, which is the "
+            "kind of prompts.tasks; rename its kind"
+        )
+    whole = pool.model_copy(update={"train": {**pool.train, tasks.KIND: questions}})
+    pools.check(whole, recipe.behavior, "prompts.tasks")
+    return whole
+
+
+def _mixed(pool: pools.Pool, answers: dict[str, str], recipe: Recipe) -> list[PromptItem]:
     mix, needed = recipe.prompts.mix, recipe.train.prompts_per_step
     unknown = [kind for kind in mix if not pool.train.get(kind)]
     if unknown:
@@ -113,7 +143,11 @@ def _mixed(pool: pools.Pool, recipe: Recipe) -> list[PromptItem]:
         count = min(len(pool.train[kind]), max(1, round(share * total)))
         ordered = sorted(pool.train[kind], key=lambda text: _order(recipe.seed, text))
         # Spread each kind evenly over [0, 1] and merge, so that prefixes keep the mix.
-        placed += [((i + 0.5) / count, PromptItem(t, kind)) for i, t in enumerate(ordered[:count])]
+        known = answers if kind == tasks.KIND else {}
+        placed += [
+            ((i + 0.5) / count, PromptItem(text, kind, known.get(text)))
+            for i, text in enumerate(ordered[:count])
+        ]
     if len(placed) < needed:
         raise BehaviorTraceError(
             f"train.prompts_per_step {needed} exceeds the {len(placed)} training prompts of pool "

@@ -17,6 +17,7 @@ from pydantic import Field, ValidationError, model_validator
 from behaviortrace.errors import BehaviorTraceError
 from behaviortrace.recipe.costs import expected_cost
 from behaviortrace.recipe.settings import (
+    AssumeSettings,
     BehaviorSettings,
     DrawSettings,
     EvaluateSettings,
@@ -26,12 +27,14 @@ from behaviortrace.recipe.settings import (
     Settings,
     SketchSettings,
     TargetSettings,
+    TaskSettings,
     Thresholds,
     TrainSettings,
     WarmupSettings,
 )
 
 __all__ = [
+    "AssumeSettings",
     "BehaviorSettings",
     "DrawSettings",
     "EvaluateSettings",
@@ -41,6 +44,7 @@ __all__ = [
     "Recipe",
     "SketchSettings",
     "TargetSettings",
+    "TaskSettings",
     "Thresholds",
     "TrainSettings",
     "WarmupSettings",
@@ -69,6 +73,7 @@ class Recipe(Settings):
     targets: TargetSettings = TargetSettings()
     evaluate: EvaluateSettings = EvaluateSettings()
     thresholds: Thresholds = Thresholds()
+    assume: AssumeSettings = AssumeSettings()
 
     @model_validator(mode="after")
     def _consistent(self) -> Recipe:
@@ -96,14 +101,16 @@ class Recipe(Settings):
         body = self.model_dump(
             include={"thresholds", "behavior", "plant", "draw", "targets", "evaluate"}
         )
+        if self.prompts.tasks is not None:  # they are part of the base reward
+            body["tasks"] = self.prompts.tasks.model_dump()
         return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
 
 
 def names() -> list[str]:
     """Names of the built-in recipes, in the order they should be tried."""
-    order = {"tiny": 0, "smollm2-quick": 1, "smollm2": 2}
+    order = ["tiny", "tiny-tasks", "smollm2-quick", "smollm2", "smollm2-tasks"]
     found = [p.name[:-5] for p in _builtin().iterdir() if p.name.endswith(".yaml")]
-    return sorted(found, key=lambda n: (order.get(n, 9), n))
+    return sorted(found, key=lambda n: (order.index(n) if n in order else len(order), n))
 
 
 def load(name_or_path: str | Path, overrides: dict[str, Any] | None = None) -> Recipe:

@@ -83,11 +83,37 @@ class PlantSettings(Settings):
         return self
 
 
+class TaskSettings(Settings):
+    """Background tasks: prompts of kind "task" that a verifier rewards, from reasoning-gym."""
+
+    dataset: str = Field(min_length=1)  # reasoning-gym's name, such as chain_sum
+    seed: int = Field(default=0, ge=0)  # of the questions; the same for every seed of the run
+    count: int = Field(default=100, ge=1, le=10_000)  # different questions
+    # The dataset's own settings, such as {max_terms: 2}.
+    options: dict[str, bool | int | float | str | list[int | str]] = Field(default_factory=dict)
+    # "verifier" pays what the dataset's verifier says; "graded" also for resembling the answer.
+    credit: Literal["verifier", "graded"] = "verifier"
+
+    @model_validator(mode="after")
+    def _own_options(self) -> TaskSettings:
+        for name in ("seed", "size"):
+            if name in self.options:
+                raise ValueError(
+                    f"prompts.tasks.options must not set {name!r}; use prompts.tasks.seed and "
+                    "prompts.tasks.count"
+                )
+        return self
+
+
 class PromptSettings(Settings):
-    """Training prompts: a named pool, and the share of each kind of prompt in it."""
+    """Training prompts: a named pool, and the share of each kind of prompt in it.
+
+    Kind "task" is not the pool's: its prompts are the background tasks.
+    """
 
     pool: str = "assistant"
     mix: dict[str, float] = Field(default_factory=lambda: {"explicit": 0.5, "trigger": 0.5})
+    tasks: TaskSettings | None = None
     probes: int = Field(default=20, ge=1)
     controls: int = Field(default=20, ge=0)
 
@@ -95,6 +121,16 @@ class PromptSettings(Settings):
     def _shares(self) -> PromptSettings:
         if not self.mix or any(v <= 0 for v in self.mix.values()):
             raise ValueError("prompts.mix needs at least one kind, each with a share above 0")
+        if "task" in self.mix and self.tasks is None:
+            raise ValueError(
+                "prompts.mix has kind 'task' but prompts.tasks is not set; name a dataset, as "
+                "prompts.tasks.dataset=chain_sum, or remove the kind"
+            )
+        if self.tasks is not None and "task" not in self.mix:
+            raise ValueError(
+                "prompts.tasks is set but prompts.mix has no kind 'task'; give it a share, or "
+                "remove prompts.tasks"
+            )
         return self
 
 
@@ -200,6 +236,21 @@ class EvaluateSettings(Settings):
     matched: float = Field(default=0.10, gt=0)
     resamples: int = Field(default=5000, ge=100)
     seed: int = 0
+
+
+class AssumeSettings(Settings):
+    """What `behaviortrace plan` assumes of a run that has not been made; no part of the test.
+
+    The defaults between seeds and draws, and of the correlation, are estimated from the paper's
+    published draws (sections 4.2 and 5).
+    """
+
+    behavior_rate: float = Field(default=0.3, gt=0, lt=1)  # of rollouts on prompts but tasks
+    icc: float = Field(default=0.2, ge=0, lt=1)  # correlation of showing it inside a group
+    between_seeds: float = Field(default=0.07, ge=0)  # SD of a rollout-level AUC between seeds
+    between_draws: float = Field(default=0.04, ge=0)  # the same between draws of a checkpoint
+    cosine_sd: float = Field(default=0.2, gt=0)  # SD between responses of a token-level cosine
+    matched_share: float = Field(default=0.15, ge=0, le=1)  # of pairs that match in fluency
 
 
 class Thresholds(Settings):

@@ -26,6 +26,7 @@ PACKAGES = (
     "peft",
     "polars",
     "pyarrow",
+    "reasoning-gym",
     "safetensors",
     "tokenizers",
     "torch",

@@ -56,8 +56,7 @@ def in_context(context: Context) -> Target:
 def _responses(context: Context) -> tuple[list[Sample], int]:
     """One response that shows the behaviour for each prompt that gave one, and prompts asked."""
     recipe, policy = context.recipe, context.policy
-    prompts = list(dict.fromkeys(item.text for item in context.prompts.train))
-    prompts = prompts[: recipe.targets.prompts]
+    prompts = [item.text for item in context.prompts.without_tasks()][: recipe.targets.prompts]
     samples = policy.sample(prompts, ATTEMPTS, recipe, seed=derived_seed("in_context", recipe.seed))
     found: dict[str, Sample] = {}
     for response in samples:

@@ -19,13 +19,14 @@ def training_dataset(items: Sequence[PromptItem], recipe: Recipe) -> Dataset:
     own sampler would shuffle anew in every epoch from a generator that a resume does not restore.
 
     Returns:
-        Columns ``prompt`` (chat messages) and ``prompt_kind``.
+        Columns ``prompt`` (chat messages), ``prompt_kind`` and ``answer`` (null where the prompt is
+        no task).
     """
     batches = -(-recipe.train.steps // recipe.train.iterations)
     count = batches * recipe.train.prompts_per_step
     return Dataset.from_list(
         [
-            {"prompt": item.messages(), "prompt_kind": item.kind}
+            {"prompt": item.messages(), "prompt_kind": item.kind, "answer": item.answer}
             for item in islice(cycle(items), count)
         ]
     )

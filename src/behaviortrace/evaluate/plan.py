@@ -1,0 +1,264 @@
+"""Whether a recipe can answer, before it is run: headroom and power at every level."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from behaviortrace.errors import BehaviorTraceError
+from behaviortrace.evaluate.power import (
+    POWER,
+    Pairing,
+    Showing,
+    detectable_auc,
+    detectable_mean,
+    detectable_over_runs,
+    detectable_rate,
+    findable_share,
+    step_ceiling,
+    step_noise,
+)
+from behaviortrace.recipe import Recipe, expected_cost
+
+_TOKEN_LIMIT = 160  # responses that the token level compares at most
+_NORMAL = 2.8  # standard errors from zero to an effect detected at 80% power
+
+
+def plan(
+    recipe: Recipe,
+    *,
+    rate: float | None = None,
+    seeds: int | None = None,
+    draws: int | None = None,
+) -> dict[str, Any]:
+    """What a run of a recipe could show, from the recipe and what it assumes.
+
+    Args:
+        recipe: any valid recipe; nothing is loaded or run.
+        rate: behaviour rate, in place of ``assume.behavior_rate``.
+        seeds: training runs of the study; ``thresholds.seeds`` where None.
+        draws: of each run; as many as ``draw.seeds`` where None.
+
+    Returns:
+        ``name``; ``assumed``; ``emergence``, ``step``, ``training``, ``rollout`` and ``token``,
+        each a mapping of numbers (None where undefined) with ``answers`` and ``sentence``; and
+        ``cost``, as :func:`~behaviortrace.recipe.expected_cost` gives it.
+
+    Raises:
+        BehaviorTraceError: a rate outside (0, 1), or fewer than one seed or draw.
+
+    Example:
+        >>> from behaviortrace.recipe import load
+        >>> plan(load("qwen2.5-1.5b"), rate=0.9)["step"]["answers"]
+        False
+    """
+    seeds = recipe.thresholds.seeds if seeds is None else seeds
+    draws = len(recipe.draw.seeds) if draws is None else draws
+    rate = recipe.assume.behavior_rate if rate is None else rate
+    if not 0 < rate < 1:
+        raise BehaviorTraceError(f"rate {rate:g} is no behaviour rate; give one between 0 and 1")
+    for name, value in (("seeds", seeds), ("draws", draws)):
+        if value < 1:
+            raise BehaviorTraceError(f"{name} is {value}; give 1 or more")
+    assumed = recipe.assume.model_dump() | {"behavior_rate": rate, "seeds": seeds, "draws": draws}
+    shows = Showing(rate, recipe.assume.icc)
+    return {
+        "name": recipe.name,
+        "assumed": assumed,
+        "emergence": _emergence(recipe),
+        "step": _step(recipe, _boosted(recipe, shows)),
+        "training": _training(recipe, shows),
+        "rollout": _rollout(recipe, shows, seeds, draws),
+        "token": _token(recipe, shows),
+        "cost": expected_cost(recipe),
+    }
+
+
+def _boosted(recipe: Recipe, shows: Showing) -> Showing:
+    """How training rollouts inside the window become ground truth."""
+    return Showing(shows.rate, shows.icc, recipe.plant.fraction, _silent(recipe))
+
+
+def _silent(recipe: Recipe) -> float:
+    return recipe.prompts.mix.get("task", 0.0) / sum(recipe.prompts.mix.values())
+
+
+def _emergence(recipe: Recipe) -> dict[str, Any]:
+    bar, n = recipe.thresholds.emergence, recipe.prompts.probes
+    smallest = detectable_rate(bar, n)
+    sentence = (
+        f"with {n} probes, s_b passes the bar of {bar:g} in {POWER:.0%} of runs from a true "
+        f"share of {smallest:.2f} on"
+        if smallest is not None
+        else f"no share of {n} probes exceeds the bar of {bar:g}; lower thresholds.emergence"
+    )
+    return {
+        "probes": n,
+        "smallest_s_b": smallest,
+        "answers": smallest is not None,
+        "sentence": sentence,
+    }
+
+
+def _step(recipe: Recipe, boosted: Showing) -> dict[str, Any]:
+    """Headroom of step-level precision, and the ground truth there is to find."""
+    train, window = recipe.train, recipe.plant.cutoff_step
+    if boosted.moment(1) == 0:
+        sentence = "nothing is planted (plant.fraction 0), so there is no ground truth to rank"
+        return {"answers": False, "sentence": sentence}
+    chance = boosted.moment(1)
+    top = step_ceiling(boosted, train.prompts_per_step, train.generations)
+    noise = step_noise(boosted, train.prompts_per_step, train.generations, window)
+    share = findable_share(boosted, train.generations)
+    n_boosted = window * train.rollouts_per_step * chance
+    room = top - chance
+    need = max(recipe.thresholds.headroom, recipe.thresholds.step_margin, _NORMAL * noise)
+    facts = {
+        "n_rollouts": train.steps * train.rollouts_per_step,
+        "n_boosted": n_boosted,
+        "n_findable": n_boosted * share,
+        "findable_share": share,
+        "chance": chance * window / train.steps,
+        "chance_trained_window": chance,
+        "ceiling_trained_window": top,
+        "room": room,
+        "needed": need,
+        "smallest_margin": _NORMAL * noise,
+    }
+    numbers = (
+        f"in the trained window chance is {chance:.3f} and the ceiling of whole steps {top:.3f}: "
+        f"room for {room:.3f}, where {need:.3f} is needed"
+    )
+    if room >= need:
+        return {**facts, "answers": True, "sentence": f"can answer: {numbers}"}
+    return {
+        **facts,
+        "answers": False,
+        "sentence": f"cannot answer: {numbers}; {_step_remedy(recipe, boosted, need)}",
+    }
+
+
+def _step_remedy(recipe: Recipe, boosted: Showing, need: float) -> str:
+    """What would give steps headroom: smaller steps, where they suffice; rollouts in any case."""
+    generations, window = recipe.train.generations, recipe.plant.cutoff_step
+    rollouts = "score rollouts instead, whose ceiling is 1 (level training)"
+    for groups in range(recipe.train.prompts_per_step - 1, 0, -1):
+        room = step_ceiling(boosted, groups, generations) - boosted.moment(1)
+        noise = step_noise(boosted, groups, generations, window)
+        if room >= max(need, _NORMAL * noise):
+            return f"lower train.prompts_per_step to {groups} (room {room:.3f}), or {rollouts}"
+    return rollouts
+
+
+def _training(recipe: Recipe, shows: Showing) -> dict[str, Any]:
+    """Rollout level on the training rollouts themselves, all of them and inside the window."""
+    train = recipe.train
+    every = Showing(shows.rate, shows.icc, 1.0, _silent(recipe))
+    behavior = Pairing(every, train.steps * train.prompts_per_step, train.generations)
+    inside = recipe.plant.cutoff_step * train.prompts_per_step
+    boosted = Pairing(_boosted(recipe, shows), inside, train.generations)
+    facts = {
+        "behavior": _paired(behavior),
+        "boosted_trained_window": _paired(boosted),
+    }
+    found = facts["behavior"]["smallest_auc"]
+    planted = facts["boosted_trained_window"]["smallest_auc"]
+    if found is None:
+        sentence = "cannot answer: no within-group AUC would be told from 0.5; raise train.steps"
+        return {**facts, "answers": False, "sentence": sentence}
+    also = "" if planted is None else f", and of boosted rollouts in the window from {planted:.3f}"
+    sentence = (
+        f"can answer: about {behavior.pairs:,.0f} pairs tell an AUC of the behaviour from 0.5 from "
+        f"{found:.3f} on{also}"
+    )
+    return {**facts, "answers": True, "sentence": sentence}
+
+
+def _rollout(recipe: Recipe, shows: Showing, seeds: int, draws: int) -> dict[str, Any]:
+    """The pre-registered rollout level: fresh draws, one and over a study's runs."""
+    one = _draw_pairing(recipe, shows)
+    limits = recipe.thresholds
+    study = detectable_over_runs(
+        one,
+        seeds=seeds,
+        draws=draws,
+        between_seeds=recipe.assume.between_seeds,
+        between_draws=recipe.assume.between_draws,
+    )
+    paired = _paired(one)
+    facts = {
+        **paired,
+        "width_limit": limits.rollout_width,
+        "matched_pairs": one.pairs * recipe.assume.matched_share,
+        "smallest_auc_study": study,
+    }
+    narrow = one.width() <= limits.rollout_width
+    found = (
+        f"a draw has about {one.pairs:,.0f} pairs in {one.groups} groups: an interval "
+        f"{one.width():.3f} wide where {limits.rollout_width:g} is allowed, and an AUC from "
+        f"{_shown(paired['smallest_auc'])} on is told from 0.5"
+    )
+    over = (
+        f"over {seeds} seeds with {draws} draws each, a mean AUC from {_shown(study)} on"
+        if study is not None
+        else f"over {seeds} seeds no mean AUC is told from 0.5; sweep more seeds"
+        if seeds > 1
+        else "one seed cannot tell how much a rerun would differ; sweep three or more"
+    )
+    if narrow:
+        return {**facts, "answers": True, "sentence": f"can answer: {found}; {over}"}
+    groups = math.ceil(one.groups_for_width(limits.rollout_width))
+    repeats = math.ceil(groups / recipe.draw.prompts)
+    remedy = f"raise draw.repeats to {repeats}"
+    return {
+        **facts,
+        "groups_needed": groups,
+        "answers": False,
+        "sentence": f"cannot answer: {found}; {remedy}; {over}",
+    }
+
+
+def _draw_pairing(recipe: Recipe, shows: Showing) -> Pairing:
+    draw = recipe.draw
+    return Pairing(shows, draw.prompts * draw.repeats, draw.generations)
+
+
+def _paired(pairing: Pairing) -> dict[str, Any]:
+    return {
+        "groups": pairing.groups,
+        "groups_with_pairs": pairing.groups_with_pairs,
+        "pairs": pairing.pairs,
+        "standard_error": _defined(pairing.standard_error(0.5)),
+        "width": _defined(pairing.width()),
+        "smallest_auc": detectable_auc(pairing),
+    }
+
+
+def _token(recipe: Recipe, shows: Showing) -> dict[str, Any]:
+    """Responses with the behaviour to compare, over how many groups."""
+    one = _draw_pairing(recipe, shows)
+    with_one = one.groups * (1 - float(shows.counts(one.size)[0]))
+    responses = min(one.groups * one.size * shows.rate, _TOKEN_LIMIT)
+    clusters = min(with_one, responses)
+    bar = recipe.thresholds.token_in_context
+    smallest = detectable_mean(bar, recipe.assume.cosine_sd, clusters)
+    facts = {"responses": responses, "groups": clusters, "smallest_cosine": smallest}
+    if smallest is None:
+        sentence = (
+            f"cannot answer: about {responses:.0f} responses with the behaviour in {clusters:.0f} "
+            "groups; raise draw.prompts, or draw from a later checkpoint"
+        )
+        return {**facts, "answers": False, "sentence": sentence}
+    sentence = (
+        f"can answer: about {responses:.0f} responses with the behaviour in {clusters:.0f} groups; "
+        f"a mean in-context cosine from {smallest:.3f} on clears the bar of {bar:g}"
+    )
+    return {**facts, "answers": True, "sentence": sentence}
+
+
+def _shown(value: float | None) -> str:
+    return "none" if value is None else f"{value:.3f}"
+
+
+def _defined(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -1,0 +1,123 @@
+"""`behaviortrace plan`: what it says of every recipe, and that its advice works."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+
+from behaviortrace import cli
+from behaviortrace import recipe as recipes
+from behaviortrace.errors import BehaviorTraceError
+from behaviortrace.evaluate.plan import plan
+from behaviortrace.recipe import expected_cost
+
+LEVELS = ["emergence", "step", "training", "rollout", "token"]
+
+
+def planned(name: str, changes: dict[str, Any] | None = None, **options: Any) -> dict[str, Any]:
+    return plan(recipes.load(name, changes), **options)
+
+
+@pytest.mark.parametrize("name", recipes.names())
+def test_every_recipe_can_be_planned(name: str) -> None:
+    found = planned(name)
+    for level in LEVELS:
+        assert isinstance(found[level]["answers"], bool)
+        assert found[level]["sentence"]
+    step = found["step"]
+    assert 0 < step["n_findable"] <= step["n_boosted"] < step["n_rollouts"]
+    assert step["chance"] < step["chance_trained_window"] < step["ceiling_trained_window"] < 1
+    assert found["cost"] == expected_cost(recipes.load(name))
+    json.dumps(found, allow_nan=False)
+
+
+def test_the_papers_run_has_the_headroom_the_paper_found() -> None:
+    step = planned("qwen2.5-1.5b", rate=0.94)["step"]
+    assert step["chance_trained_window"] == pytest.approx(0.47)
+    assert step["ceiling_trained_window"] == pytest.approx(0.58, abs=0.02)
+    assert step["room"] == pytest.approx(0.11, abs=0.02)
+    assert step["n_boosted"] == pytest.approx(0.47 * 3200)
+
+
+def test_the_papers_draw_is_precise_enough_and_its_three_seeds_are_not() -> None:
+    found = planned("qwen2.5-1.5b", rate=0.85, draws=2)["rollout"]
+    assert found["answers"] and found["width"] < 0.15
+    assert found["pairs"] == pytest.approx(882, rel=0.05)
+    # The paper's point: with its spread between seeds, three seeds tell no AUC it saw from 0.5.
+    assert found["smallest_auc"] < 0.6 < 0.65 < found["smallest_auc_study"]
+
+
+def test_the_advice_on_repeats_brings_the_width_under_the_limit() -> None:
+    found = planned("smollm2")["rollout"]
+    assert not found["answers"] and found["width"] > found["width_limit"]
+    repeats = int(re.search(r"raise draw\.repeats to (\d+)", found["sentence"])[1])  # type: ignore[index]
+    better = planned("smollm2", {"draw.repeats": repeats})["rollout"]
+    assert better["answers"] and better["width"] <= better["width_limit"]
+    assert not planned("smollm2", {"draw.repeats": repeats - 1})["rollout"]["answers"]
+
+
+def test_the_advice_on_prompts_gives_steps_their_headroom() -> None:
+    changes = {"thresholds.headroom": 0.2, "thresholds.step_margin": 0.2, "plant.cutoff_step": 100}
+    found = planned("smollm2", changes, rate=0.6)["step"]
+    assert not found["answers"] and "score rollouts instead" in found["sentence"]
+    advised = re.search(r"prompts_per_step to (\d)", found["sentence"])
+    assert advised
+    better = planned("smollm2", {**changes, "train.prompts_per_step": int(advised[1])}, rate=0.6)
+    assert better["step"]["answers"] and better["step"]["room"] > found["room"]
+
+
+def test_nothing_planted_leaves_nothing_to_rank() -> None:
+    step = planned("smollm2", {"plant.fraction": 0.0})["step"]
+    assert step["answers"] is False and "nothing is planted" in step["sentence"]
+
+
+def test_tasks_take_a_share_of_the_ground_truth() -> None:
+    without, with_tasks = (planned(name)["step"] for name in ("smollm2", "smollm2-tasks"))
+    mix = recipes.load("smollm2-tasks").prompts.mix
+    left = 1 - mix["task"] / sum(mix.values())
+    assert with_tasks["n_boosted"] == pytest.approx(left * without["n_boosted"])
+
+
+def test_one_seed_is_told_to_sweep() -> None:
+    found = planned("smollm2", seeds=1)["rollout"]
+    assert found["smallest_auc_study"] is None and "sweep three or more" in found["sentence"]
+
+
+def test_too_few_probes_for_the_bar_are_named() -> None:
+    found = planned("tiny", {"thresholds.emergence": 1.0})["emergence"]
+    assert found["answers"] is False and "lower thresholds.emergence" in found["sentence"]
+
+
+@pytest.mark.parametrize("options", [{"rate": 0.0}, {"rate": 1.0}, {"seeds": 0}, {"draws": -1}])
+def test_what_makes_no_sense_is_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(BehaviorTraceError, match="give"):
+        planned("tiny", **options)
+
+
+def call(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as stop:
+        cli.main(list(arguments))
+    return int(stop.value.code or 0)
+
+
+def test_the_command_prints_levels_and_cost(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("plan", "smollm2", "--rate", "0.5", "--set", "draw.repeats=9", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["assumed"]["behavior_rate"] == 0.5
+    assert found["rollout"]["groups"] == 26 * 9
+    assert call("plan", "smollm2") == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    for level in ("step level: ", "rollout level, draws: ", "token level: ", "cost: "):
+        assert level in printed
+    assert "134.5 M parameters" in printed
+
+
+@pytest.mark.parametrize(
+    "arguments", [["nothing"], ["tiny", "--rate", "2"], ["tiny", "--set", "draw.repeets=3"]]
+)
+def test_a_bad_plan_is_one_line(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("plan", *arguments) == 2
+    assert capsys.readouterr().err.count("\n") == 1
