@@ -73,6 +73,43 @@ def test_without_fluency_the_controlled_blocks_are_null(call, table):
     assert data["residualized"] is None and data["matched"] is None
 
 
+def test_every_score_has_the_interval_that_holds_too(call, table):
+    options = [*AUC, "--score", "f", "--fluency", "f", "--json"]
+    data = json.loads(call("auc", table(), *options).stdout)
+    for block in ("raw", "residualized", "matched"):
+        assert set(data["logit_t"][block]) == {"s", "f"}
+        for name, found in data["logit_t"][block].items():
+            assert set(found) == {"lo", "hi", "p", "p_holm"}
+            assert found["lo"] <= data[block][name]["auc"] <= found["hi"]
+            assert found["p"] <= found["p_holm"] <= 2 * found["p"]
+    assert data["detectable"]["power"] == 0.8
+    assert 0.5 < data["detectable"]["all_pairs"] < data["detectable"]["matched"]
+    plain = json.loads(call("auc", table(), *AUC, "--json").stdout)
+    assert plain["logit_t"]["residualized"] is None and plain["detectable"]["matched"] is None
+
+
+def test_residual_and_interval_are_used(call, table):
+    rng = np.random.default_rng(3)
+    f = -rng.random(120)
+    path = table(f=f, s=(3 * f) ** 4 + 0.1 * rng.normal(size=120))
+    line, spline = (
+        json.loads(
+            call("auc", path, *AUC, "--fluency", "f", "--residual", control, "--json").stdout
+        )
+        for control in ("linear", "spline")
+    )
+    assert (line["control"], spline["control"]) == ("linear", "spline")
+    assert line["residualized"] != spline["residualized"]
+    assert line["raw"] == spline["raw"] and line["matched"] == spline["matched"]
+    shown = call("auc", path, *AUC, "--fluency", "f", "--interval", "logit-t").stdout
+    assert "95% logit-t interval" in shown
+    assert shown != call("auc", path, *AUC, "--fluency", "f").stdout
+    found = line["logit_t"]["raw"]["s"]
+    assert f"[{found['lo']:.3f}, {found['hi']:.3f}]".replace("0.", ".") in shown
+    two = call("auc", path, *AUC, "--score", "f", "--fluency", "f").stdout
+    assert "of 2 scores, by Holm" in two and "detect an AUC from" in two
+
+
 def test_csv_parquet_and_label_spellings_agree(call, table, tmp_path):
     path = table()
     expected = call("auc", path, *AUC, "--json").stdout

@@ -127,7 +127,7 @@ def test_rollout_level_rows():
     )
     found = rollout_level(frame, table, FEW)
     assert dict(found.schema) == ROLLOUT_LEVEL_SCHEMA
-    assert found.height == 2 * 2 * 3  # labels x scores x variants; the step embedding is left out
+    assert found.height == 2 * 2 * 4  # labels x scores x variants; the step embedding is left out
     assert set(found["source"]) == {"training"}
     for label in ("behavior", "boosted"):
         raw = found.filter(label=label, estimator="gas", variant="raw")
@@ -139,8 +139,44 @@ def test_rollout_level_rows():
     matched = found.filter(variant="matched")
     assert (matched["delta"] == FEW.matched).all()
     assert (matched["pairs"] < found.filter(variant="raw")["pairs"]).all()
-    assert found.filter(pl.col("variant") != "matched")["delta"].null_count() == 8
+    assert found.filter(pl.col("variant") != "matched")["delta"].null_count() == 12
     assert found["reason"].null_count() == found.height
+
+
+def test_rollout_level_names_its_interval_and_gives_the_papers_beside_it():
+    frame = rollouts()
+    table = scores(frame, np.random.default_rng(1).normal(size=frame.height), embedding="plain")
+    ours = rollout_level(frame, table, FEW)
+    paper = rollout_level(frame, table, FEW.model_copy(update={"interval": "percentile"}))
+    assert set(ours["interval"]) == {"logit-t"} and set(paper["interval"]) == {"percentile"}
+    assert paper["lo"].equals(paper["percentile_lo"]) and paper["hi"].equals(paper["percentile_hi"])
+    same = ["auc", "percentile_lo", "percentile_hi", "p", "p_holm", "pairs", "detectable"]
+    assert ours.select(same).equals(paper.select(same))
+    assert (ours["lo"] != paper["lo"]).all()
+    assert ((ours["p"] < 0.05) == ((ours["lo"] > 0.5) | (ours["hi"] < 0.5))).all()
+    near = ours.filter(variant="matched")["detectable"]
+    assert (near > ours.filter(variant="raw")["detectable"]).all()  # fewer pairs see less
+
+
+def test_rollout_level_adjusts_claims_and_leaves_controls_alone():
+    frame = rollouts()
+    rng = np.random.default_rng(1)
+    names = [f"e{k}" for k in range(5)]
+    table = pl.concat(
+        [
+            *(
+                scores(frame, rng.normal(size=frame.height), embedding="plain", estimator=name)
+                for name in names
+            ),
+            scores(frame, frame["fluency"], embedding="plain", estimator="fluency", target=None),
+        ]
+    )
+    found = rollout_level(frame, table, FEW).filter(label="behavior", variant="raw")
+    claims = found.filter(pl.col("estimator").is_in(names)).sort("p")
+    assert claims["p_holm"][0] == pytest.approx(min(1.0, 5 * claims["p"][0]))
+    assert (claims["p_holm"] >= claims["p"]).all()
+    assert found.filter(estimator="fluency")["p_holm"].null_count() == 1
+    assert found.filter(estimator="fluency")["p"].null_count() == 0
 
 
 def test_rollout_level_leaves_out_what_is_undefined():
@@ -159,19 +195,19 @@ def test_rollout_level_reasons():
     frame = rollouts(fluency=None)
     table = scores(frame, np.arange(float(frame.height)), embedding="plain")
     found = rollout_level(frame, table, FEW).filter(label="behavior")
-    assert found["reason"].to_list() == [None] + ["fluency is not recorded"] * 2
-    assert found["auc"].null_count() == 2
+    assert found["reason"].to_list() == [None] + ["fluency is not recorded"] * 3
+    assert found["auc"].null_count() == 3
 
     part = rollouts().with_columns(
         fluency=pl.when(pl.int_range(pl.len()) % 4 == 0).then(None).otherwise("fluency")
     )
     found = rollout_level(part, table, FEW).filter(label="behavior")
-    raw, residualized, _ = found.rows(named=True)
+    raw, residualized, _, _ = found.rows(named=True)
     assert residualized["pairs"] < raw["pairs"] and residualized["auc"] is not None
 
     flat = rollouts(behavior=True)
     found = rollout_level(flat, table, FEW).filter(label="behavior")
-    assert found["auc"].null_count() == 3 and (found["pairs"] == 0).all()
+    assert found["auc"].null_count() == 4 and (found["pairs"] == 0).all()
     assert found["reason"].str.contains("both with and without 'behavior'").all()
 
     spread = rollouts(fluency=-np.arange(96.0))

@@ -20,8 +20,12 @@ def fluency(evidence: Evidence) -> Finding:
 
     The residualised AUC of the group-centred GAS with the minimal-pair target: its interval above
     0.5, no wider than ``thresholds.rollout_width``, and its point above norm's. Matched pairs are
-    reported, and named as powered from ``thresholds.matched_pairs`` on. Decisive are the fresh
-    draws; training where there is none.
+    reported, and named as powered from ``thresholds.matched_pairs`` on, with the smallest AUC they
+    detect; so is the AUC with fluency regressed out by a spline. Decisive are the fresh draws;
+    training where there is none.
+
+    The direction is the one pre-registered claim. All targeted rankings together are a family: how
+    many stand after Holm's correction is reported.
     """
     limits = {
         "above": 0.5,
@@ -56,15 +60,21 @@ def _source(evidence: Evidence, source: str) -> tuple[dict[str, Any], str | None
     score = rows.direction(table, source, "residualized")
     norm = rows.control(table, source, "residualized", "norm")
     raw = rows.control(table, source, "raw", "fluency")
-    matched = rows.direction(table, source, "matched")
-    pairs = matched["pairs"] if matched else None
+    matched = rows.direction(table, source, "matched") or {}
+    bent = rows.direction(table, source, "residualized_spline") or {}
+    pairs = matched.get("pairs")
     found = {
         **{c: rows.finite(score[c]) if score else None for c in ("auc", "lo", "hi", "pairs")},
         "norm": rows.finite(norm["auc"]) if norm else None,
         "fluency_raw": rows.finite(raw["auc"]) if raw else None,
-        "matched": rows.finite(matched["auc"]) if matched else None,
+        "interval": score.get("interval") if score else None,
+        "p_holm": rows.finite(score.get("p_holm")) if score else None,
+        **{f"spline_{c}": rows.finite(bent.get(c)) for c in ("auc", "lo", "hi")},
+        "matched": rows.finite(matched.get("auc")),
         "matched_pairs": pairs,
         "matched_powered": None if pairs is None else pairs >= evidence.thresholds.matched_pairs,
+        "matched_detectable": rows.finite(matched.get("detectable")),
+        "family": rows.family(table, source, "residualized"),
     }
     if score is None:
         return found, "the group-centred GAS with the minimal-pair target was not evaluated"
@@ -96,8 +106,21 @@ def _describe(source: str, found: dict[str, Any]) -> str:
         matched = "no matched pairs"
     else:
         power = "powered" if found["matched_powered"] else "not powered"
-        matched = f"{found['matched_pairs']} matched pairs ({power})"
-    return (
-        f"{source} has direction {found['auc']:.3f} [{found['lo']:.3f}, {found['hi']:.3f}], "
-        f"norm {found['norm']:.3f}, {matched}"
-    )
+        seen = found["matched_detectable"]
+        smallest = "" if seen is None else f", AUC {seen:.3f} detectable at 80%"
+        matched = f"{found['matched_pairs']} matched pairs ({power}{smallest})"
+    kind = f" ({found['interval']})" if found["interval"] else ""
+    parts = [
+        f"{source} has direction {found['auc']:.3f} [{found['lo']:.3f}, {found['hi']:.3f}]{kind}",
+        f"norm {found['norm']:.3f}",
+        matched,
+    ]
+    if None not in (found["spline_auc"], found["spline_lo"], found["spline_hi"]):
+        ends = f"[{found['spline_lo']:.3f}, {found['spline_hi']:.3f}]"
+        parts.insert(1, f"by a spline {found['spline_auc']:.3f} {ends}")
+    if found["family"]:
+        judged, stand = found["family"]["judged"], found["family"]["above"]
+        rankings = "targeted ranking" if judged == 1 else "targeted rankings"
+        verb = "stands" if stand == 1 else "stand"
+        parts.append(f"and of {judged} {rankings} {stand} {verb} above 0.5 after Holm")
+    return ", ".join(parts)

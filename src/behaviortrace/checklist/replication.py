@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import defaultdict
+from collections.abc import Mapping
+from typing import Any
 
-from behaviortrace.checklist.evidence import Evidence
+from behaviortrace.checklist.evidence import Evidence, Replicate
 from behaviortrace.checklist.registry import Finding, check, not_run
+from behaviortrace.evaluate.bootstrap import Interval
+from behaviortrace.evaluate.components import Components, components, sign_flips, standard_error
 
 
 def remedy(seeds: int, draws: int) -> str:
@@ -21,31 +26,34 @@ def remedy(seeds: int, draws: int) -> str:
 def replication(evidence: Evidence) -> Finding:
     """Pass where enough seeds, each with enough draws, give one verdict (P6).
 
-    The verdict of a draw is whether the interval of its residualised direction AUC lies above
-    0.5. A single run is "not run": its intervals hold neither a fresh draw's variation nor that
-    between runs.
+    The verdict is that of the mean over seeds, whose interval holds the variation between seeds
+    and between draws; a single draw's interval holds neither. Pass where it lies on one side of
+    0.5, and where it holds 0.5 and no draw claimed otherwise; fail where it holds 0.5 although
+    some draws separate, for these flip.
     """
     seeds_needed, draws_needed = evidence.thresholds.seeds, evidence.thresholds.draws
     limits = {"seeds": seeds_needed, "draws": draws_needed}
+    every = evidence.replicates
     draws: dict[int, set[str]] = defaultdict(set)
-    for replicate in evidence.replicates:
+    for replicate in every:
         draws[replicate.seed].add(replicate.draw)
     fewest = min((len(names) for names in draws.values()), default=0)
-    separating = sum(r.separates for r in evidence.replicates)
-    total = len(evidence.replicates)
-    facts = {
+    separating, total = sum(r.separates for r in every), len(every)
+    facts: dict[str, Any] = {
         "seeds": sorted(draws),
         "draws_per_seed": fewest or None,
         "results": [
-            {"seed": r.seed, "draw": r.draw, "auc": r.auc, "lo": r.lo, "hi": r.hi}
-            for r in evidence.replicates
+            {"seed": r.seed, "draw": r.draw, "auc": r.auc, "lo": r.lo, "hi": r.hi} for r in every
         ],
         "separating": separating if total else None,
+        "sign_flips": sign_flips(
+            [r.seed for r in every], [r.auc for r in every], [r.lo for r in every]
+        ),
     }
-    if len(draws) < seeds_needed or fewest < draws_needed:
-        how = remedy(seeds_needed, draws_needed)
-        if not total:
-            return not_run(f"no draw has a rollout-level result; {how}", **limits)
+    how = remedy(max(seeds_needed, 2), max(draws_needed, 2))
+    if not total:
+        return not_run(f"no draw has a rollout-level result; {how}", **limits)
+    if len(draws) < max(seeds_needed, 2) or fewest < max(draws_needed, 2):
         split = f"; {separating} of {total} draws separate, so they disagree"
         return Finding(
             "not run",
@@ -55,10 +63,37 @@ def replication(evidence: Evidence) -> Finding:
             facts,
             limits,
         )
+    found = _components(every)
+    facts["components"] = _facts(found)
     held = f"{separating} of {total} draws over {_count(len(draws), 'seed')} separate above 0.5"
-    if 0 < separating < total:
-        return Finding("fail", f"{held}: the verdict flips between runs or draws", facts, limits)
-    return Finding("pass", f"{held}: one verdict throughout", facts, limits)
+    flipped = sum(row["flips"] for row in facts["sign_flips"])
+    said = (
+        f"the mean over seeds is {_shown(found.mean)}, with a standard deviation of "
+        f"{_shown(found.between_seeds)} between seeds and {_shown(found.between_draws)} between "
+        f"draws, where a draw's own error is {found.within_draw.point:.3f}; {held}"
+    )
+    if flipped:
+        said += f", and the draws of {_count(flipped, 'seed')} disagree among themselves"
+    if found.verdict == "open" and separating:
+        return Finding("fail", f"the verdict flips between runs or draws: {said}", facts, limits)
+    side = {"above": "an effect above 0.5", "below": "an effect below 0.5", "open": "no effect"}
+    return Finding("pass", f"{said}: {side[found.verdict]} throughout", facts, limits)
+
+
+def _components(every: tuple[Replicate, ...]) -> Components:
+    return components(
+        [r.seed for r in every],
+        [r.auc for r in every],
+        [standard_error(r.lo, r.hi) for r in every],
+    )
+
+
+def _facts(found: Components) -> Mapping[str, Any]:
+    return dataclasses.asdict(found) | {"verdict": found.verdict}
+
+
+def _shown(interval: Interval) -> str:
+    return f"{interval.point:.3f} [{interval.lo:.3f}, {interval.hi:.3f}]"
 
 
 def _count(number: int, noun: str) -> str:

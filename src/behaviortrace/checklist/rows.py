@@ -72,6 +72,21 @@ def control(
     return _first(plain if plain is not None else found)
 
 
+def family(rollout_level: pl.DataFrame | None, source: str, variant: str) -> dict[str, int] | None:
+    """How many targeted rankings of a source were judged, and stand above 0.5 after Holm.
+
+    None where no p-value was adjusted.
+    """
+    found = where(
+        rollout_level, source=source, label="behavior", variant=variant, target_free=False
+    )
+    if found is None or "p_holm" not in found.columns:
+        return None
+    tested = found.filter(pl.col("p_holm").is_not_null())
+    stand = tested.filter((pl.col("p_holm") <= 0.05) & (pl.col("auc") > 0.5))
+    return {"judged": tested.height, "above": stand.height} if tested.height else None
+
+
 def step_row(step_level: pl.DataFrame | None, table: str, estimator: str) -> Row | None:
     """The step-level row of an estimator in a table ("overall" or "trained_window"), or None."""
     return _first(where(step_level, table=table, estimator=estimator))

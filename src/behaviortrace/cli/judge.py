@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import typer
@@ -17,7 +17,12 @@ from behaviortrace.errors import BehaviorTraceError
 from behaviortrace.evaluate import precision as precision_metric
 from behaviortrace.evaluate import rows as tables
 from behaviortrace.evaluate.bootstrap import Interval
-from behaviortrace.evaluate.within_group import AucReport, judge
+from behaviortrace.evaluate.logit_t import METHOD
+from behaviortrace.evaluate.multiplicity import holm
+from behaviortrace.evaluate.power import POWER
+from behaviortrace.evaluate.within_group import AucReport, Control, Judged, judge
+
+Shown = Literal["percentile", "logit-t"]
 
 _RESERVED = ("pairs", "delta")  # keys of the "matched" block beside the scores' names
 
@@ -33,6 +38,12 @@ def auc(
     matched: Annotated[
         float, typer.Option(help="Largest fluency difference of a matched pair, nats.")
     ] = 0.10,
+    residual: Annotated[
+        Control, typer.Option(help="How fluency is regressed out: one slope, or a spline.")
+    ] = "linear",
+    interval: Annotated[
+        Shown, typer.Option(help="Interval shown: the paper's, or the one that holds.")
+    ] = "percentile",
     resamples: Annotated[int, typer.Option(help="Bootstrap resamples over groups.")] = 5000,
     seed: Annotated[int, typer.Option(help="Seed of the bootstrap.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
@@ -50,6 +61,7 @@ def auc(
         delta=matched,
         resamples=resamples,
         seed=seed,
+        control=residual,
     )
     if report.pairs == 0:
         raise BehaviorTraceError(
@@ -60,7 +72,7 @@ def auc(
     if as_json:
         _print_json(auc_json(report))
     else:
-        _print_auc(report)
+        _print_auc(report, interval)
 
 
 def precision(
@@ -92,10 +104,19 @@ def precision(
 
 
 def auc_json(report: AucReport) -> dict[str, Any]:
-    """The JSON of `auc`; undefined numbers are None."""
+    """The JSON of `auc`; undefined numbers are None.
+
+    ``lo`` and ``hi`` of a score are the paper's percentile interval. Under ``logit_t`` the same
+    scores have the interval that holds, with its p-value and that adjusted by Holm over the scores.
+    """
     matched: dict[str, Any] | None = None
     if report.matched is not None:
         matched = {"pairs": report.matched_pairs, "delta": report.delta, **_cells(report.matched)}
+    blocks = {
+        "raw": report.raw,
+        "residualized": report.residualized,
+        "matched": report.matched,
+    }
     return {
         "pairs": report.pairs,
         "groups": report.groups,
@@ -103,6 +124,13 @@ def auc_json(report: AucReport) -> dict[str, Any]:
         "raw": _cells(report.raw),
         "residualized": None if report.residualized is None else _cells(report.residualized),
         "matched": matched,
+        "logit_t": {n: None if b is None else _tested(b) for n, b in blocks.items()},
+        "control": None if report.residualized is None else report.control,
+        "detectable": {
+            "power": POWER,
+            "all_pairs": _number(report.detectable),
+            "matched": _number(report.matched_detectable),
+        },
         "warnings": list(report.warnings),
     }
 
@@ -154,8 +182,21 @@ def _cells(intervals: Mapping[str, Interval]) -> dict[str, dict[str, float | Non
     }
 
 
-def _number(value: float) -> float | None:
-    return None if math.isnan(value) else value
+def _tested(judged: Mapping[str, Judged]) -> dict[str, dict[str, float | None]]:
+    adjusted = holm(np.array([j.p for j in judged.values()]))
+    return {
+        name: {
+            "lo": _number(j.logit_t.lo),
+            "hi": _number(j.logit_t.hi),
+            "p": _number(j.p),
+            "p_holm": _number(float(family)),
+        }
+        for (name, j), family in zip(judged.items(), adjusted, strict=True)
+    }
+
+
+def _number(value: float | None) -> float | None:
+    return None if value is None or math.isnan(value) else value
 
 
 def _print_json(data: Mapping[str, Any]) -> None:
@@ -167,20 +208,27 @@ def _warn(sentences: Sequence[str]) -> None:
         typer.echo(f"warning: {sentence}", err=True)
 
 
-def _print_auc(report: AucReport) -> None:
-    table = Table(title="Within-group AUC [95% interval over groups]", title_justify="left")
+def _print_auc(report: AucReport, interval: Shown) -> None:
+    title = f"Within-group AUC [95% {interval} interval over groups]"
+    table = Table(title=title, title_justify="left")
     table.add_column("score")
-    variants: dict[str, Mapping[str, Interval]] = {f"raw\n({report.pairs} pairs)": report.raw}
+    variants: dict[str, Mapping[str, Judged]] = {f"raw\n({report.pairs} pairs)": report.raw}
     if report.residualized is not None and report.matched is not None:
-        variants["fluency\nregressed out"] = report.residualized
+        how = "" if report.control == "linear" else f" ({report.control})"
+        variants[f"fluency\nregressed out{how}"] = report.residualized
         title = f"within {report.delta:g} nats\n({report.matched_pairs} pairs)"
         variants[title] = report.matched
     for title in variants:
         table.add_column(title, no_wrap=True)
     for name in report.raw:
-        table.add_row(name, *[_shown(intervals[name]) for intervals in variants.values()])
+        cells = [_shown(_chosen(judged[name], interval)) for judged in variants.values()]
+        table.add_row(name, *cells)
     Console().print(table)
-    typer.echo(_auc_sentence(report))
+    typer.echo(_auc_sentence(report, interval))
+
+
+def _chosen(judged: Judged, interval: Shown) -> Interval:
+    return judged.logit_t if interval == METHOD else judged
 
 
 def _shown(interval: Interval) -> str:
@@ -196,10 +244,11 @@ def _short(value: float) -> str:
     return f"{value:.3f}".removeprefix("0")
 
 
-def _auc_sentence(report: AucReport) -> str:
-    intervals = report.raw if report.residualized is None else report.residualized
-    above = [name for name, i in intervals.items() if i.lo > 0.5]
-    below = [name for name, i in intervals.items() if i.hi < 0.5]
+def _auc_sentence(report: AucReport, interval: Shown) -> str:
+    block = report.raw if report.residualized is None else report.residualized
+    ends = {name: _chosen(judged, interval) for name, judged in block.items()}
+    above = [name for name, i in ends.items() if i.lo > 0.5]
+    below = [name for name, i in ends.items() if i.hi < 0.5]
     control = (
         "Fluency is not controlled for; give --fluency. "
         if report.residualized is None
@@ -208,9 +257,19 @@ def _auc_sentence(report: AucReport) -> str:
     parts = [f"above chance: {', '.join(above) or 'none'}"]
     if below:
         parts.append(f"below chance: {', '.join(below)}")
+    if len(block) > 1:
+        adjusted = dict(zip(block, holm(np.array([j.p for j in block.values()])), strict=True))
+        kept = [name for name in above if adjusted[name] <= 0.05]
+        parts.append(f"of {len(block)} scores, by Holm: {', '.join(kept) or 'none'}")
+    smallest = _number(report.matched_detectable)
+    power = (
+        ""
+        if smallest is None
+        else f" The matched pairs detect an AUC from {_short(smallest)} on with {POWER:.0%} power."
+    )
     return (
         f"{report.pairs} pairs in {report.groups_with_pairs} of {report.groups} groups. "
-        f"{control}{'; '.join(parts)}."
+        f"{control}{'; '.join(parts)}.{power}"
     )
 
 

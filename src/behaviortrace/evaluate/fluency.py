@@ -41,6 +41,27 @@ def slope(cross: np.ndarray | float, square: np.ndarray | float) -> np.ndarray:
     return np.divide(cross, square, out=np.zeros(cross.shape), where=square > 0)
 
 
+def grain(values: np.ndarray) -> float:
+    """What rounding can make of a difference of two of these values."""
+    return _ULPS * float(np.abs(values).max(initial=0.0))
+
+
+def residual_credit(score: np.ndarray, fitted: np.ndarray, pairs: Pairs) -> np.ndarray:
+    """Credit of each pair, shape (pairs,), for its difference of ``score - fitted``.
+
+    Args:
+        score: shape (n,), finite.
+        fitted: shape (n,), what is explained of it; its level inside a group does not matter.
+        pairs: the pairs to be judged.
+    """
+    return _left(pairs.difference(score), pairs.difference(fitted), grain(score) + grain(fitted))
+
+
+def _left(by_score: np.ndarray, explained: np.ndarray, rounding: np.ndarray | float) -> np.ndarray:
+    noise = ROUNDING * (np.abs(by_score) + np.abs(explained)) + rounding
+    return credit(by_score - explained, noise)
+
+
 @dataclass(frozen=True)
 class Residual:
     """A score with fluency regressed out inside groups, seen through its pairs.
@@ -79,10 +100,31 @@ class Residual:
         return self._credit(slice(None), self.slope if fitted is None else fitted)
 
     def _credit(self, chosen: np.ndarray | slice, fitted: np.ndarray | float) -> np.ndarray:
-        by_score, explained = self.by_score[chosen], fitted * self.by_fluency[chosen]
-        grain = self.score_grain + np.abs(fitted) * self.fluency_grain
-        noise = ROUNDING * (np.abs(by_score) + np.abs(explained)) + grain
-        return credit(by_score - explained, noise)
+        rounding = self.score_grain + np.abs(fitted) * self.fluency_grain
+        return _left(self.by_score[chosen], fitted * self.by_fluency[chosen], rounding)
+
+    def shift(self, pairs: Pairs) -> np.ndarray:
+        """How far each group moves the AUC through the slope it helps to fit.
+
+        The AUC changes with the slope by a derivative, taken over one standard error of the slope
+        either way; a group moves the slope by its share of the normal equations.
+
+        Args:
+            pairs: the pairs the differences belong to.
+
+        Returns:
+            Shape (n_groups,); 0 where fluency varies inside no group.
+        """
+        total = self.square.sum()
+        if not total or not len(pairs):
+            return np.zeros(pairs.n_groups)
+        fitted = self.slope
+        moved = (self.cross - fitted * self.square) / total
+        error = float(np.sqrt((moved**2).sum()))
+        if not error:
+            return np.zeros(pairs.n_groups)
+        up, down = (self.credit(fitted + step).mean() for step in (error, -error))
+        return (up - down) / (2 * error) * moved
 
     def resampled_wins(self, counts: np.ndarray, pairs: Pairs) -> np.ndarray:
         """Wins in each bootstrap resample, the slope refitted in each.
@@ -128,8 +170,8 @@ def residualize(score: np.ndarray, fluency: np.ndarray, code: np.ndarray, pairs:
         square=np.bincount(code, weights=centered * centered, minlength=pairs.n_groups),
         by_score=pairs.difference(score),
         by_fluency=pairs.difference(fluency),
-        score_grain=_ULPS * float(np.abs(score).max(initial=0.0)),
-        fluency_grain=_ULPS * float(np.abs(fluency).max(initial=0.0)),
+        score_grain=grain(score),
+        fluency_grain=grain(fluency),
     )
 
 

@@ -7,21 +7,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import polars as pl
 
-from behaviortrace.evaluate.bootstrap import UNDEFINED, Interval
+from behaviortrace.evaluate.bootstrap import Interval
+from behaviortrace.evaluate.multiplicity import with_holm
 from behaviortrace.evaluate.precision import base_rate, ceiling, lift, precision_at_ground_truth
 from behaviortrace.evaluate.scores import Scored, aligned
-from behaviortrace.evaluate.within_group import AucReport, judge
+from behaviortrace.evaluate.within_group import NO_PAIRS, AucReport, Control, Judged, judge
 from behaviortrace.recipe import EvaluateSettings
 
 STEP = "step"
 """The embedding whose scores are tied within a step."""
 
 LABELS = ("behavior", "boosted")
+VARIANTS = ("raw", "residualized", "residualized_spline", "matched")
 
 STEP_LEVEL_SCHEMA: dict[str, Any] = {
     "table": pl.String,  # "overall" or "trained_window"
@@ -47,10 +49,16 @@ ROLLOUT_LEVEL_SCHEMA: dict[str, Any] = {
     "estimator": pl.String,
     "target": pl.String,  # null for a target-free control
     "target_free": pl.Boolean,
-    "variant": pl.String,  # "raw", "residualized" or "matched"
+    "variant": pl.String,  # one of VARIANTS
     "auc": pl.Float64,
     "lo": pl.Float64,
     "hi": pl.Float64,
+    "interval": pl.String,  # what lo and hi are: "logit-t" or "percentile"
+    "percentile_lo": pl.Float64,  # the paper's interval
+    "percentile_hi": pl.Float64,
+    "p": pl.Float64,  # of AUC = 0.5, by the logit-t interval
+    "p_holm": pl.Float64,  # adjusted over the targeted rankings of a source, label and variant
+    "detectable": pl.Float64,  # smallest AUC these pairs detect with 80% power
     "pairs": pl.Int64,
     "groups": pl.Int64,  # all that are resampled
     "delta": pl.Float64,  # matched only
@@ -147,7 +155,7 @@ def rollout_level(
     *,
     source: str = "training",
 ) -> pl.DataFrame:
-    """Within-group AUC of every per-rollout score, for both labels and all three variants.
+    """Within-group AUC of every per-rollout score, for both labels and all variants.
 
     Embedding "step" is left out: it is constant inside a group. A rollout without a score, label or
     (for the fluency-controlled variants) fluency is left out of that row's pairs.
@@ -155,7 +163,7 @@ def rollout_level(
     Args:
         rollouts: ``ROLLOUT_SCHEMA`` of the source.
         scores: ``SCORE_SCHEMA``.
-        settings: matched fluency difference, resamples and seed.
+        settings: matched fluency difference, interval, resamples and seed.
         source: "training" or the name of a draw.
 
     Returns:
@@ -174,13 +182,18 @@ def rollout_level(
         for mask, members in _by_mask(every, labelled):
             raw = _judged(label, group, members, None, mask, settings)
             fluent = mask & np.isfinite(fluency)
-            controlled = _judged(label, group, members, fluency, fluent, settings)
+            straight, bent = (
+                _judged(label, group, members, fluency, fluent, settings, control)
+                for control in get_args(Control)
+            )
             for column, scored in enumerate(members):
                 key = {"source": source, "label": name, **scored.key}
-                for row in _variants(raw, controlled, str(column), name, recorded):
-                    found.append({**key, **row})
+                for row in _variants(raw, straight, bent, str(column), name, recorded):
+                    found.append({**key, **_bounds(row.pop("judged"), settings), **row})
     order = ["label", "embedding", "estimator", "target"]
-    return _frame(found, ROLLOUT_LEVEL_SCHEMA).sort(order, nulls_last=True, maintain_order=True)
+    frame = _frame(found, ROLLOUT_LEVEL_SCHEMA).sort(order, nulls_last=True, maintain_order=True)
+    # Controls are no claims. A reader picks the best among all targeted rankings of a family.
+    return with_holm(frame, ("source", "label", "variant"), ~pl.col("target_free"))
 
 
 def _by_mask(
@@ -201,6 +214,7 @@ def _judged(
     fluency: np.ndarray | None,
     mask: np.ndarray,
     settings: EvaluateSettings,
+    control: Control = "linear",
 ) -> AucReport:
     return judge(
         label[mask],
@@ -210,34 +224,60 @@ def _judged(
         delta=settings.matched,
         resamples=settings.resamples,
         seed=settings.seed,
+        control=control,
     )
 
 
 def _variants(
-    raw: AucReport, controlled: AucReport, column: str, label: str, has_fluency: bool
+    raw: AucReport,
+    straight: AucReport,
+    bent: AucReport,
+    column: str,
+    label: str,
+    has_fluency: bool,
 ) -> Iterator[dict[str, Any]]:
-    """The three rows of one score and label, each with its reason where it is undefined."""
+    """The rows of one score and label, each with its reason where it is undefined."""
     absent = None if has_fluency else "fluency is not recorded"
-    blocks = {
-        "raw": (raw.raw, raw.pairs, raw.groups, None),
-        "residualized": (controlled.residualized, controlled.pairs, controlled.groups, absent),
-        "matched": (controlled.matched, controlled.matched_pairs, controlled.groups, absent),
-    }
-    for variant, (intervals, pairs, groups, why) in blocks.items():
-        interval = intervals[column] if intervals is not None else UNDEFINED
-        delta = controlled.delta if variant == "matched" else None
-        if why is None and controlled.pairs and not pairs:
+    blocks = (
+        (raw.raw, raw.pairs, raw.detectable, raw.groups, None),
+        (straight.residualized, straight.pairs, straight.detectable, straight.groups, absent),
+        (bent.residualized, bent.pairs, bent.detectable, bent.groups, absent),
+        (
+            straight.matched,
+            straight.matched_pairs,
+            straight.matched_detectable,
+            straight.groups,
+            absent,
+        ),
+    )
+    for variant, (judged, pairs, detectable, groups, why) in zip(VARIANTS, blocks, strict=True):
+        found = judged[column] if judged is not None else NO_PAIRS
+        delta = straight.delta if variant == "matched" else None
+        if why is None and straight.pairs and not pairs:
             why = f"no pair has a fluency difference within {delta:g} nats"
         yield {
             "variant": variant,
-            "auc": interval.point,
-            "lo": interval.lo,
-            "hi": interval.hi,
+            "judged": found,
             "pairs": pairs,
             "groups": groups,
+            "detectable": detectable,
             "delta": delta,
-            "reason": why or _no_auc(interval, label),
+            "reason": why or _no_auc(found, label),
         }
+
+
+def _bounds(judged: Judged, settings: EvaluateSettings) -> dict[str, Any]:
+    """The columns of one AUC: the interval of the settings, and the paper's beside it."""
+    chosen = judged if settings.interval == "percentile" else judged.logit_t
+    return {
+        "auc": judged.point,
+        "lo": chosen.lo,
+        "hi": chosen.hi,
+        "interval": settings.interval,
+        "percentile_lo": judged.lo,
+        "percentile_hi": judged.hi,
+        "p": judged.p,
+    }
 
 
 def _no_auc(interval: Interval, label: str) -> str | None:

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from behaviortrace.errors import BehaviorTraceError
-from behaviortrace.evaluate.power import (
+from behaviortrace.evaluate.planned_power import (
     POWER,
     Pairing,
     Showing,

@@ -1,227 +1,50 @@
-"""What a planned run could show: headroom, and the smallest effects it would detect.
-
-Closed forms, checked by simulation in the tests. A group's rollouts show the behaviour with a
-propensity of the group's own, drawn from a beta distribution; given it they are independent. Its
-mean is the behaviour rate, and its spread is given as the intra-class correlation ``icc``: the
-correlation of two rollouts of a group.
-"""
+"""What a comparison can see: the smallest AUC its pairs detect."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
-from dataclasses import dataclass
-
 import numpy as np
-from scipy import optimize, stats
+from scipy import special
+
+from behaviortrace.evaluate.auc import Pairs
+from behaviortrace.evaluate.bootstrap import LEVEL
 
 POWER = 0.80
-_TAIL = 0.975  # of a two-sided 95% interval
-_HIGHEST = 0.9999  # an AUC above this is not looked for
 
 
-@dataclass(frozen=True)
-class Showing:
-    """How often rollouts of a group are labelled.
+def chance_error(pairs: Pairs) -> float:
+    """Standard error of the AUC of a score that knows nothing; NaN without pairs.
 
-    Attributes:
-        rate: mean propensity in groups that can show the behaviour.
-        icc: intra-class correlation in them, in [0, 1).
-        fraction: share of the rollouts that show it that is labelled too (the eligible ones, where
-            the label is "boosted"; 1 for the label "behavior").
-        silent: share of groups that never show it, as those of background tasks.
+    A pair's credit then varies by 1/4, and two pairs that share a rollout vary together by 1/12;
+    others do not. Where a group has all its m x n pairs, that is Mann and Whitney's variance.
     """
-
-    rate: float
-    icc: float
-    fraction: float = 1.0
-    silent: float = 0.0
-
-    def moment(self, k: int) -> float:
-        """Mean of the k-th power of a group's labelling propensity.
-
-        Example:
-            >>> round(Showing(0.3, 0.2).moment(2), 3)  # 0.3 squared, plus 0.2 x 0.3 x 0.7
-            0.132
-        """
-        whole = self.rate**k
-        if self.icc > 0:
-            size = 1 / self.icc - 1
-            whole = math.prod((self.rate * size + i) / (size + i) for i in range(k))
-        return (1 - self.silent) * self.fraction**k * whole
-
-    def counts(self, size: int) -> np.ndarray:
-        """Distribution of the labelled rollouts of a group: (size + 1,) probabilities."""
-        shown = np.arange(size + 1)
-        if self.icc > 0:
-            spread = 1 / self.icc - 1
-            chance = stats.betabinom.pmf(shown, size, self.rate * spread, (1 - self.rate) * spread)
-        else:
-            chance = stats.binom.pmf(shown, size, self.rate)
-        thinned = stats.binom.pmf(shown[:, None], shown, self.fraction)  # labelled given shown
-        counts: np.ndarray = (1 - self.silent) * (thinned @ chance)
-        counts[0] += self.silent
-        return counts
+    if not len(pairs):
+        return float("nan")
+    met = sum(_meetings(member) for member in (pairs.shows, pairs.lacks))
+    return float(np.sqrt(len(pairs) / 4 + met / 12) / len(pairs))
 
 
-def findable_share(showing: Showing, size: int) -> float:
-    """Share of the labelled rollouts whose group is not labelled throughout.
+def detectable(pairs: Pairs, power: float = POWER) -> float:
+    """Smallest AUC above 0.5 whose 95% interval excludes 0.5 with the given power.
 
-    With equal base rewards a group boosted throughout has no reward variance, hence no gradient;
-    base rewards that vary can only raise the share.
+    The interval is that of :func:`behaviortrace.evaluate.logit_t.logit_t`. Groups whose AUCs differ
+    by more than chance need a larger effect than this.
 
     Args:
-        showing: with the eligible fraction.
-        size: rollouts of a group.
+        pairs: the pairs at hand, such as those matched by fluency.
+        power: chance of finding the effect.
+
+    Returns:
+        An AUC in (0.5, 1), or NaN where fewer than two groups have pairs.
     """
-    return 1.0 - showing.moment(size) / showing.moment(1)
+    number = pairs.per_group()
+    if np.count_nonzero(number) < 2:
+        return float("nan")
+    freedom = number.sum() ** 2 / (number**2).sum() - 1
+    reach = special.stdtrit(freedom, 0.5 + LEVEL / 2) + special.stdtrit(freedom, power)
+    return float(special.expit(reach * 4 * chance_error(pairs)))  # logit has slope 4 at 0.5
 
 
-def step_ceiling(showing: Showing, groups: int, size: int) -> float:
-    """Expected ceiling of step-level precision over many steps (pitfall P2).
-
-    The best order is by a step's density of ground truth, and |GT| rows fill as large a share of
-    the steps as the base rate says; the ceiling is the mean density of that top share.
-
-    Args:
-        showing: with the eligible fraction.
-        groups: of one step.
-        size: rollouts of a group.
-    """
-    step = np.ones(1)
-    for _ in range(groups):
-        step = np.convolve(step, showing.counts(size))
-    density = np.arange(len(step))[::-1] / (groups * size)
-    above = np.concatenate([[0.0], np.cumsum(step[::-1])])
-    share = showing.moment(1)
-    taken = np.clip(share - above[:-1], 0.0, step[::-1])  # of the densest steps, until share
-    return float(taken @ density / share)
-
-
-def step_noise(showing: Showing, groups: int, size: int, steps: int) -> float:
-    """SD of the step-level precision of a ranking that knows nothing, over ``steps`` steps.
-
-    It takes a random share of the steps, as large as the base rate, without replacement.
-    """
-    counts = showing.counts(size)
-    values = np.arange(size + 1) / size
-    mean = float(counts @ values)
-    variance = float(counts @ (values - mean) ** 2) / groups
-    share = showing.moment(1)
-    return math.sqrt(variance * (1 - share) / (steps * share))
-
-
-@dataclass(frozen=True)
-class Pairing:
-    """(shows, does not show) pairs inside groups, and how well an AUC of them is known.
-
-    Attributes:
-        showing: how often rollouts are labelled.
-        groups: number of groups.
-        size: rollouts of a group.
-    """
-
-    showing: Showing
-    groups: int
-    size: int
-
-    @property
-    def pairs(self) -> float:
-        """Expected number of pairs."""
-        one, two = self.showing.moment(1), self.showing.moment(2)
-        return self.groups * self.size * (self.size - 1) * (one - two)
-
-    @property
-    def groups_with_pairs(self) -> float:
-        """Expected number of groups that hold both labels, the units of the bootstrap."""
-        counts = self.showing.counts(self.size)
-        return self.groups * float(1 - counts[0] - counts[-1])
-
-    def standard_error(self, auc: float) -> float:
-        """Of the within-group AUC, for normal scores of equal spread; NaN without pairs.
-
-        The variance of a sum over pairs is that of Hanley and McNeil (1982), summed over groups.
-        Each pair shares a member with ``size - 2`` others of its group, whatever its labels.
-        """
-        if self.pairs <= 0:
-            return math.nan
-        shared = (self.size - 2) * (both_beaten(auc) - auc * auc)
-        return math.sqrt((auc * (1 - auc) + shared) / self.pairs)
-
-    def width(self, auc: float = 0.5) -> float:
-        """Expected width of its 95% interval."""
-        return float(2 * stats.norm.ppf(_TAIL) * self.standard_error(auc))
-
-    def groups_for_width(self, width: float) -> float:
-        """How many groups would bring the interval to a width."""
-        return self.groups * (self.width() / width) ** 2
-
-
-def both_beaten(auc: float) -> float:
-    """Chance that a score beats two independent ones of the other label; normal, equal spread."""
-    gap = math.sqrt(2) * stats.norm.ppf(auc)
-    nodes, weights = np.polynomial.hermite_e.hermegauss(60)
-    return float(weights @ stats.norm.cdf(nodes + gap) ** 2 / weights.sum())
-
-
-def detectable_auc(pairing: Pairing) -> float | None:
-    """Smallest AUC whose 95% interval lies above 0.5 in 80% of draws.
-
-    None where fewer than two groups are expected to hold pairs: there is then no interval.
-    """
-    if pairing.groups_with_pairs < 2:
-        return None
-    need = stats.norm.ppf(_TAIL) + stats.norm.ppf(POWER)
-    return _smallest(lambda auc: (auc - 0.5) / pairing.standard_error(auc) - need)
-
-
-def detectable_over_runs(
-    pairing: Pairing, *, seeds: int, draws: int, between_seeds: float, between_draws: float
-) -> float | None:
-    """Smallest mean AUC that a study of several runs would detect at 80% power.
-
-    The study's interval is a t interval over the seeds' means. None if there is no such AUC, and
-    with one seed always: nothing then tells how much a rerun would differ.
-
-    Args:
-        pairing: of one draw.
-        seeds: training runs.
-        draws: of each run.
-        between_seeds: SD of the true AUC between seeds.
-        between_draws: SD of the true AUC between draws of a checkpoint.
-    """
-    if seeds < 2:
-        return None
-    critical = stats.t.ppf(_TAIL, seeds - 1)
-
-    def excess(auc: float) -> float:
-        within = between_draws**2 + pairing.standard_error(auc) ** 2
-        error = math.sqrt((between_seeds**2 + within / draws) / seeds)
-        return float(stats.nct.sf(critical, seeds - 1, (auc - 0.5) / error)) - POWER
-
-    return _smallest(excess)
-
-
-def detectable_rate(bar: float, n: int) -> float | None:
-    """Smallest true rate whose observed share of n exceeds the bar in 80% of cases."""
-    most = math.floor(bar * n + 1e-9)  # a share at the bar does not exceed it
-    if most >= n:
-        return None
-    found: float = optimize.brentq(lambda rate: stats.binom.sf(most, n, rate) - POWER, 0.0, 1.0)
-    return found
-
-
-def detectable_mean(bar: float, sd: float, clusters: float) -> float | None:
-    """Smallest mean whose 95% interval lies above the bar in 80% of cases; None for no cluster."""
-    if clusters < 2:
-        return None
-    need = stats.norm.ppf(_TAIL) + stats.norm.ppf(POWER)
-    return float(bar + need * sd / math.sqrt(clusters))
-
-
-def _smallest(excess: Callable[[float], float]) -> float | None:
-    """Where a rising function of the AUC passes zero, in (0.5, 1)."""
-    if not excess(_HIGHEST) > 0:
-        return None
-    found: float = optimize.brentq(excess, 0.5 + 1e-9, _HIGHEST, xtol=1e-6)
-    return found
+def _meetings(member: np.ndarray) -> float:
+    """Ordered couples of pairs that share this member."""
+    times = np.unique(member, return_counts=True)[1].astype(np.float64)
+    return float((times * (times - 1)).sum())

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
@@ -20,15 +21,38 @@ from behaviortrace.evaluate.bootstrap import (
     ratio,
     resample_counts,
 )
-from behaviortrace.evaluate.fluency import Residual, matched, residualize
+from behaviortrace.evaluate.fluency import Residual, matched, residual_credit, residualize
+from behaviortrace.evaluate.logit_t import logit_t
+from behaviortrace.evaluate.power import detectable
+from behaviortrace.evaluate.spline import spline_fit
 
 MATCHED_POWERED = 100
 """Matched pairs from which on the paper calls the matched comparison powered."""
 
+Control = Literal["linear", "spline"]
+"""How fluency is regressed out: one pooled slope, or a cross-fit natural cubic spline."""
+
+
+@dataclass(frozen=True)
+class Judged(Interval):
+    """An AUC with the paper's percentile interval, and with the one that holds.
+
+    Attributes:
+        logit_t: the same point with the interval of :mod:`behaviortrace.evaluate.logit_t`, which
+            covers as often as it says also with few groups and near 1.
+        p: two-sided p-value of AUC = 0.5 that goes with ``logit_t``.
+    """
+
+    logit_t: Interval = UNDEFINED
+    p: float = float("nan")
+
+
+NO_PAIRS = Judged(float("nan"), float("nan"), float("nan"))
+
 
 @dataclass(frozen=True)
 class AucReport:
-    """Within-group AUCs of several scores, each with its interval.
+    """Within-group AUCs of several scores, each with its intervals.
 
     Attributes:
         pairs: number of (shows, does not show) pairs.
@@ -39,17 +63,23 @@ class AucReport:
         matched: by score name, over the matched pairs only; None without fluency.
         matched_pairs: number of pairs matched; None without fluency.
         delta: largest fluency difference of a matched pair, nats.
+        control: how fluency was regressed out.
+        detectable: smallest AUC that all the pairs detect with 80% power; NaN where undefined.
+        matched_detectable: the same of the matched pairs; None without fluency.
         warnings: one sentence each.
     """
 
     pairs: int
     groups: int
     groups_with_pairs: int
-    raw: Mapping[str, Interval]
-    residualized: Mapping[str, Interval] | None
-    matched: Mapping[str, Interval] | None
+    raw: Mapping[str, Judged]
+    residualized: Mapping[str, Judged] | None
+    matched: Mapping[str, Judged] | None
     matched_pairs: int | None
     delta: float
+    control: Control
+    detectable: float
+    matched_detectable: float | None
     warnings: tuple[str, ...]
 
 
@@ -63,8 +93,12 @@ def judge(
     resamples: int = 5000,
     seed: int = 0,
     refit_slope: bool = False,
+    control: Control = "linear",
 ) -> AucReport:
-    """Judge scores by within-group AUC, with percentile bootstrap intervals over groups.
+    """Judge scores by within-group AUC, with two intervals over groups.
+
+    Each AUC has the paper's percentile bootstrap interval as its own, and beside it the logit-t
+    interval, which is the one to decide by.
 
     Args:
         label: shape (n,), bool; the rollout shows the behaviour.
@@ -73,9 +107,11 @@ def judge(
         fluency: shape (n,), finite, mean token log-probability in nats.
         delta: matched pairs differ in fluency by at most this many nats.
         resamples: number of bootstrap resamples, at least 100.
-        seed: of the resampling.
+        seed: of the resampling, and of the spline's folds.
         refit_slope: refit the fluency slope in every resample, instead of resampling residuals
-            taken once. Fixed residuals agree with the published intervals; both ways cover alike.
+            taken once, as the published intervals were. The logit-t interval of a linear control
+            always counts the slope's error.
+        control: "linear" as in the paper, or "spline" against an effect of fluency that bends.
 
     Returns:
         The report. Everything is undefined (NaN) where no group holds both labels; intervals are
@@ -84,19 +120,28 @@ def judge(
     Raises:
         BehaviorTraceError: a setting out of range, or too many pairs.
     """
-    _check_settings(delta, resamples, seed)
+    _check_settings(delta, resamples, seed, control, refit_slope)
     code, n_groups = group_codes(group)
     pairs = within_group_pairs(label, code, n_groups)
     values = {name: np.asarray(score, dtype=np.float64) for name, score in scores.items()}
-    raw = _intervals(_credits(values, pairs), pairs, resamples, seed)
-    residuals: dict[str, Residual] = {}
+    raw = _judged(_credits(values, pairs), pairs, resamples, seed)
     residualized = near = near_auc = None
+    warnings = _group_warnings(pairs)
     if fluency is not None:
         fluency = np.asarray(fluency, dtype=np.float64)
-        residuals = {name: residualize(v, fluency, code, pairs) for name, v in values.items()}
-        residualized = _residualized(residuals, pairs, resamples, seed, refit_slope)
         near = matched(pairs, fluency, delta)
-        near_auc = _intervals(_credits(values, near), near, resamples, seed)
+        warnings += _matched_warnings(near)
+        if control == "linear":
+            residuals = {name: residualize(v, fluency, code, pairs) for name, v in values.items()}
+            residualized = _residualized(residuals, pairs, resamples, seed, refit_slope)
+            warnings += _residual_warnings(residuals)
+        else:
+            bent = {
+                name: residual_credit(v, spline_fit(v, fluency, code, n_groups, seed), pairs)
+                for name, v in values.items()
+            }
+            residualized = _judged(bent, pairs, resamples, seed)
+        near_auc = _judged(_credits(values, near), near, resamples, seed)
     return AucReport(
         pairs=len(pairs),
         groups=n_groups,
@@ -106,11 +151,16 @@ def judge(
         matched=near_auc,
         matched_pairs=None if near is None else len(near),
         delta=delta,
-        warnings=(*_group_warnings(pairs), *_fluency_warnings(residuals, near)),
+        control=control,
+        detectable=detectable(pairs),
+        matched_detectable=None if near is None else detectable(near),
+        warnings=tuple(warnings),
     )
 
 
-def _check_settings(delta: float, resamples: int, seed: int) -> None:
+def _check_settings(
+    delta: float, resamples: int, seed: int, control: str, refit_slope: bool
+) -> None:
     if resamples < 100:
         raise BehaviorTraceError(
             f"resamples is {resamples}; a percentile interval needs at least 100 (5000 is usual)"
@@ -121,6 +171,10 @@ def _check_settings(delta: float, resamples: int, seed: int) -> None:
         )
     if seed < 0:
         raise BehaviorTraceError(f"seed is {seed}; give an integer of 0 or more")
+    if control not in ("linear", "spline"):
+        raise BehaviorTraceError(f"residual is {control!r}; give linear or spline")
+    if refit_slope and control != "linear":
+        raise BehaviorTraceError("refit_slope is for the linear control; a spline has no slope")
 
 
 def _groups_with_pairs(pairs: Pairs) -> int:
@@ -131,51 +185,75 @@ def _credits(scores: Mapping[str, np.ndarray], pairs: Pairs) -> dict[str, np.nda
     return {name: credit(pairs.difference(score)) for name, score in scores.items()}
 
 
-def _intervals(
-    credits: Mapping[str, np.ndarray], pairs: Pairs, resamples: int, seed: int
-) -> dict[str, Interval]:
-    """AUC of each score from its pairs' credits; per-group sums carry the bootstrap."""
+def _judged(
+    credits: Mapping[str, np.ndarray],
+    pairs: Pairs,
+    resamples: int,
+    seed: int,
+    shifts: Mapping[str, np.ndarray] | None = None,
+) -> dict[str, Judged]:
+    """AUC of each score from its pairs' credits; per-group sums carry both intervals."""
     if len(pairs) == 0:
-        return dict.fromkeys(credits, UNDEFINED)
+        return dict.fromkeys(credits, NO_PAIRS)
     points = {name: float(won.mean()) for name, won in credits.items()}
     if _groups_with_pairs(pairs) < 2:
-        return {name: Interval(point, np.nan, np.nan) for name, point in points.items()}
-    columns = np.column_stack([pairs.per_group(), *map(pairs.per_group, credits.values())])
+        return {name: _no_interval(point) for name, point in points.items()}
+    number, wins = pairs.per_group(), {n: pairs.per_group(won) for n, won in credits.items()}
+    columns = np.column_stack([number, *wins.values()])
     totals = np.concatenate(
         [counts @ columns for counts in resample_counts(pairs.n_groups, resamples, seed)]
     )
     resampled = ratio(totals[:, 1:], totals[:, :1])
-    return {
-        name: percentile_interval(points[name], resampled[:, column])
-        for column, name in enumerate(credits)
-    }
+    found = {}
+    for column, (name, won) in enumerate(credits.items()):
+        paper = percentile_interval(points[name], resampled[:, column])
+        holds, p = _logit_t(
+            points[name], won, wins[name], number, 0.0 if shifts is None else shifts[name]
+        )
+        found[name] = Judged(paper.point, paper.lo, paper.hi, holds, p)
+    return found
+
+
+def _logit_t(
+    point: float,
+    won: np.ndarray,
+    wins: np.ndarray,
+    number: np.ndarray,
+    shift: np.ndarray | float,
+) -> tuple[Interval, float]:
+    if (won == 0.5).all():  # every pair ties: 0.5 whatever groups are drawn
+        return Interval(point, 0.5, 0.5), 1.0
+    bounds = logit_t(wins, number, shift)
+    return Interval(point, float(bounds.lo), float(bounds.hi)), float(bounds.p)
+
+
+def _no_interval(point: float) -> Judged:
+    return Judged(point, np.nan, np.nan, Interval(point, np.nan, np.nan))
 
 
 def _residualized(
     residuals: Mapping[str, Residual], pairs: Pairs, resamples: int, seed: int, refit: bool
-) -> dict[str, Interval]:
+) -> dict[str, Judged]:
     own = {name: residual.credit() for name, residual in residuals.items()}
-    fixed = _intervals(own, pairs, resamples, seed)
-    if not refit:
+    shifts = {name: residual.shift(pairs) for name, residual in residuals.items()}
+    fixed = _judged(own, pairs, resamples, seed, shifts)
+    if not refit or _groups_with_pairs(pairs) < 2:
         return fixed
     return {
-        name: _refitted(fixed[name].point, residual, pairs, resamples, seed)
+        name: _refitted(fixed[name], residual, pairs, resamples, seed)
         for name, residual in residuals.items()
     }
 
 
-def _refitted(
-    point: float, residual: Residual, pairs: Pairs, resamples: int, seed: int
-) -> Interval:
-    """Interval of a residualised AUC, its pooled slope refitted in every resample."""
-    if _groups_with_pairs(pairs) < 2:
-        return Interval(point, np.nan, np.nan)
+def _refitted(fixed: Judged, residual: Residual, pairs: Pairs, resamples: int, seed: int) -> Judged:
+    """The AUC with a percentile interval whose slope is refitted in every resample."""
     n_pairs = pairs.per_group()
     resampled = [
         ratio(residual.resampled_wins(counts, pairs), counts @ n_pairs)
         for counts in resample_counts(pairs.n_groups, resamples, seed)
     ]
-    return percentile_interval(point, np.concatenate(resampled))
+    paper = percentile_interval(fixed.point, np.concatenate(resampled))
+    return Judged(fixed.point, paper.lo, paper.hi, fixed.logit_t, fixed.p)
 
 
 def _group_warnings(pairs: Pairs) -> list[str]:
@@ -185,22 +263,27 @@ def _group_warnings(pairs: Pairs) -> list[str]:
     if 1 < groups < FEW_GROUPS:
         return [
             f"only {groups} groups have pairs: percentile intervals from fewer than {FEW_GROUPS} "
-            "groups are too narrow to be relied on"
+            "groups are too narrow to be relied on; go by the logit-t interval"
         ]
     return []
 
 
-def _fluency_warnings(residuals: Mapping[str, Residual], near: Pairs | None) -> list[str]:
-    found = []
-    if near is not None and len(near) < MATCHED_POWERED:
-        found.append(
-            f"only {len(near)} fluency-matched pairs: below {MATCHED_POWERED} the matched "
-            "comparison is not powered"
-        )
+def _matched_warnings(near: Pairs) -> list[str]:
+    if len(near) >= MATCHED_POWERED:
+        return []
+    smallest = detectable(near)
+    seen = "" if np.isnan(smallest) else f"; at 80% power they detect AUCs from {smallest:.3f} on"
+    return [
+        f"only {len(near)} fluency-matched pairs: below {MATCHED_POWERED} the matched comparison "
+        f"is not powered{seen}"
+    ]
+
+
+def _residual_warnings(residuals: Mapping[str, Residual]) -> list[str]:
     if any(residual.square.sum() == 0 for residual in residuals.values()):
-        found.append("fluency varies inside no group: nothing is controlled for")
-        return found
-    for name, residual in residuals.items():
-        if residual.by_score.any() and (residual.credit() == 0.5).all():
-            found.append(f"score {name!r} is a linear function of fluency: its residuals all tie")
-    return found
+        return ["fluency varies inside no group: nothing is controlled for"]
+    return [
+        f"score {name!r} is a linear function of fluency: its residuals all tie"
+        for name, residual in residuals.items()
+        if residual.by_score.any() and (residual.credit() == 0.5).all()
+    ]

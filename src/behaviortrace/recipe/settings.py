@@ -234,6 +234,7 @@ class EvaluateSettings(Settings):
 
     estimators: list[str] | None = None  # None: all registered
     matched: float = Field(default=0.10, gt=0)
+    interval: Literal["logit-t", "percentile"] = "logit-t"  # the paper's is "percentile"
     resamples: int = Field(default=5000, ge=100)
     seed: int = 0
 

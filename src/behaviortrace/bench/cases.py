@@ -1,0 +1,113 @@
+"""Simulated studies of known truth: groups of rollouts, some of which show a behaviour."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from behaviortrace.evaluate.auc import credit, group_codes, within_group_pairs
+from behaviortrace.evaluate.fluency import matched, residualize
+
+TRUTH_GROUPS = 20_000
+TRUTH_BATCHES = 8
+STATISTICS = ("raw", "residualized", "matched")
+
+
+@dataclass(frozen=True)
+class Study:
+    """One simulated study, arrays of shape (n,): what :func:`~behaviortrace.evaluate.judge` takes.
+
+    Attributes:
+        label: the rollout shows the behaviour.
+        group: group of the rollout.
+        score: of the estimator under test.
+        fluency: nats.
+    """
+
+    label: np.ndarray
+    group: np.ndarray
+    score: np.ndarray
+    fluency: np.ndarray
+
+
+@dataclass(frozen=True)
+class Case:
+    """How studies of one kind come about.
+
+    Attributes:
+        name: as the table shows it.
+        groups: groups of a study.
+        sizes: smallest and largest group, drawn evenly between.
+        effect: how much higher, in units of the score's noise, rollouts score that show it.
+        spread: standard deviation of the effect between groups.
+        rate: share of rollouts that show the behaviour.
+        rate_spread: standard deviation of its log-odds between groups.
+        lean: nats by which rollouts that show it are more fluent; fluency's own noise is 0.25.
+        slope: how much the score rises a nat.
+        grid: scores are rounded to multiples of this, which makes ties; 0 for none.
+    """
+
+    name: str
+    groups: int = 50
+    sizes: tuple[int, int] = (8, 8)
+    effect: float = 0.0
+    spread: float = 0.0
+    rate: float = 0.5
+    rate_spread: float = 0.0
+    lean: float = 0.15
+    slope: float = 2.0
+    grid: float = 0.0
+
+    def study(self, rng: np.random.Generator, groups: int | None = None) -> Study:
+        """One study; ``groups`` overrides their number."""
+        n_groups = groups or self.groups
+        size = rng.integers(self.sizes[0], self.sizes[1] + 1, n_groups)
+        group = np.repeat(np.arange(n_groups), size)
+        odds = np.log(self.rate / (1 - self.rate)) + self.rate_spread * rng.normal(size=n_groups)
+        label = rng.random(len(group)) < (1 / (1 + np.exp(-odds)))[group]
+        effect = self.effect + self.spread * rng.normal(size=n_groups)
+        # What differs between groups must not matter.
+        level = rng.normal(size=(2, n_groups))[:, group]
+        fluency = self.lean * label + 0.25 * rng.normal(size=len(group))
+        score = effect[group] * label + self.slope * fluency + rng.normal(size=len(group))
+        if self.grid:
+            score = np.round(score / self.grid) * self.grid
+        return Study(label, group, score + 8 * np.round(level[0]), fluency - 1 + 0.2 * level[1])
+
+    def truth(self, delta: float, seed: int = 0) -> dict[str, float]:
+        """The AUCs that studies of this case estimate, from a very large one, by statistic."""
+        won, number = dict.fromkeys(STATISTICS, 0.0), dict.fromkeys(STATISTICS, 0)
+        for batch in range(TRUTH_BATCHES):
+            study = self.study(np.random.default_rng((seed, 1, batch)), TRUTH_GROUPS)
+            code, n_groups = group_codes(study.group)
+            pairs = within_group_pairs(study.label, code, n_groups)
+            near = matched(pairs, study.fluency, delta)
+            credits = {
+                "raw": credit(pairs.difference(study.score)),
+                "residualized": residualize(study.score, study.fluency, code, pairs).credit(),
+                "matched": credit(near.difference(study.score)),
+            }
+            for name, each in credits.items():
+                won[name] += float(each.sum())
+                number[name] += len(each)
+        return {name: won[name] / number[name] for name in STATISTICS}
+
+
+CASES = (
+    Case("null", groups=156),
+    Case("null, few groups", groups=12),
+    Case("null, unequal groups", groups=30, sizes=(2, 16), rate_spread=1.0),
+    Case("null, ties", groups=30, grid=1.0),
+    Case("null, saturated", groups=156, rate=0.85, rate_spread=1.0),
+    Case("effect", groups=50, effect=0.6),
+    Case("effect, varied", groups=50, effect=0.6, spread=0.8),
+    Case("effect, few groups", groups=12, effect=0.6, spread=0.5),
+    Case("effect, unequal groups", groups=30, sizes=(2, 16), effect=0.6, rate_spread=1.0),
+    Case("effect, unequal, few, ties", 15, (3, 10), 0.8, 0.5, 0.6, 0.7, grid=1.0),
+    Case("effect, saturated", groups=156, effect=0.6, rate=0.85, rate_spread=1.0),
+    Case("near 1", groups=40, effect=2.6),
+    Case("near 1, few groups", groups=15, effect=2.2),
+    Case("near 1, saturated", groups=60, effect=2.6, rate=0.85, rate_spread=1.0),
+)
+"""Null and alternative, unequal groups, ties, few groups, AUC near 1."""

@@ -1,0 +1,223 @@
+"""`behaviortrace bench verdicts`: how often the rollout-level rule passes, by what is true.
+
+Whole studies are simulated: rollouts with gradients, scored by the registered estimators, judged by
+the tables and the checklist that judge real runs. Where nothing links the ranking to the behaviour
+the rule should pass at most one study in twenty; where something does, most of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import polars as pl
+from scipy import special
+
+from behaviortrace.bench.cases import Case
+from behaviortrace.checklist import rows
+from behaviortrace.checklist.evidence import Evidence
+from behaviortrace.checklist.fluency import fluency
+from behaviortrace.estimators.gas import gas
+from behaviortrace.estimators.inputs import Inputs
+from behaviortrace.estimators.norm import norm
+from behaviortrace.evaluate.auc import group_codes, within_group_pairs
+from behaviortrace.evaluate.fluency import residualize
+from behaviortrace.evaluate.levels import rollout_level
+from behaviortrace.recipe import EvaluateSettings
+from behaviortrace.records import ROLLOUT_SCHEMA, SCORE_SCHEMA, conform
+from behaviortrace.scores.embeddings import center
+
+DIM = 64
+DRAW = "draw"
+SETTINGS = EvaluateSettings(resamples=100)  # of the percentile interval, which decides nothing
+
+PAPERS_DRAW = Case("draw", groups=156, rate=0.8, rate_spread=1.0)
+
+Condition = Literal["permuted labels", "unrelated target", "oracle"]
+
+
+@dataclass(frozen=True)
+class World:
+    """What rollouts' gradients are made of, in units of their noise along one direction.
+
+    Attributes:
+        case: labels and fluency; 156 groups of 8, most of which show the behaviour, as in the
+            paper's draw.
+        behavior: length along the behaviour's direction where a rollout shows it.
+        fluency: length along the direction of fluency, a nat.
+        leak: cosine of any target with the direction of fluency.
+        shrink: how much the log norm falls, a nat of fluency: an unlikely text has a large
+            gradient.
+    """
+
+    case: Case = PAPERS_DRAW
+    behavior: float = 0.75
+    fluency: float = 2.0
+    leak: float = 0.3
+    shrink: float = 0.5
+
+
+WORLD = World()
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """A simulated draw.
+
+    Attributes:
+        rollouts: ``ROLLOUT_SCHEMA``.
+        sketches: shape (n, DIM), float32, plain gradients.
+        target: shape (DIM,), of the behaviour itself.
+        unrelated: shape (DIM,), of another behaviour.
+    """
+
+    rollouts: pl.DataFrame
+    sketches: np.ndarray
+    target: np.ndarray
+    unrelated: np.ndarray
+
+
+def simulate(
+    rng: np.random.Generator, world: World = WORLD, groups: int | None = None
+) -> Simulated:
+    """One draw of the world; ``groups`` overrides their number."""
+    study = world.case.study(rng, groups)
+    n = len(study.label)
+    fluent, own, other = np.linalg.qr(rng.normal(size=(DIM, 3)))[0].T
+    aside = np.sqrt(1 - world.leak**2)
+    signal = np.outer(world.fluency * study.fluency, fluent)
+    signal += np.outer(world.behavior * study.label, own)
+    signal += rng.normal(size=(study.group.max() + 1, DIM))[study.group]  # the prompt's own
+    size = np.exp(-world.shrink * study.fluency)
+    sketches = (signal + rng.normal(size=(n, DIM))) * size[:, None]
+    frame = pl.DataFrame(
+        {
+            "rollout_id": np.arange(n).astype(str),
+            "step": np.zeros(n, dtype=np.int32),
+            "group": study.group,
+            "behavior": study.label,
+            "fluency": study.fluency,
+        }
+    )
+    return Simulated(
+        conform(frame, ROLLOUT_SCHEMA),
+        sketches.astype(np.float32),
+        (world.leak * fluent + aside * own).astype(np.float32),
+        (world.leak * fluent + aside * other).astype(np.float32),
+    )
+
+
+def judged(draw: Simulated, condition: Condition, rng: np.random.Generator) -> pl.DataFrame:
+    """The rollout-level table of a simulated draw, as ``results/rollout_level`` holds it."""
+    rollouts = draw.rollouts
+    if condition == "permuted labels":
+        rollouts = rollouts.with_columns(behavior=_permuted(rollouts, rng))
+    direction, size = _scores(draw, condition)
+    scores = pl.concat(
+        [
+            _long(rollouts, direction, **rows.DIRECTION),
+            _long(rollouts, size, embedding="plain", estimator="norm", target=None),
+        ]
+    )
+    return rollout_level(rollouts, scores, SETTINGS, source=DRAW)
+
+
+def true_auc(world: World = WORLD, groups: int = 20_000, seed: int = 0) -> float:
+    """Fluency-residualised AUC of the oracle in a very large draw: the effect as it is stated."""
+    draw = simulate(np.random.default_rng((seed, 1)), world, groups)
+    code, n_groups = group_codes(draw.rollouts["group"].to_numpy())
+    pairs = within_group_pairs(draw.rollouts["behavior"].to_numpy(), code, n_groups)
+    direction, _ = _scores(draw, "oracle")
+    left = residualize(direction, draw.rollouts["fluency"].to_numpy(), code, pairs)
+    return float(left.credit().mean())
+
+
+def verdicts(
+    condition: Condition, studies: int = 200, *, seed: int = 0, world: World = WORLD
+) -> dict[str, Any]:
+    """How many of so many simulated studies the checklist's rollout-level rule passes.
+
+    Args:
+        condition: "permuted labels": the behaviour's labels are shuffled inside groups.
+            "unrelated target": the target is another behaviour's, with the same leak of fluency.
+            "oracle": the target is the behaviour's own direction.
+        studies: how many.
+        seed: of the studies.
+        world: what gradients are made of.
+
+    Returns:
+        ``condition``, ``studies``, ``passes``, ``share``, its exact 95% interval ``lo`` and
+        ``hi``, and ``above``: the share whose interval lies above 0.5, the rest of the rule left
+        out.
+    """
+    passes = above = 0
+    for number in range(studies):
+        rng = np.random.default_rng((seed, 0, number))
+        table = judged(simulate(rng, world), condition, rng)
+        passes += fluency(Evidence(rollout_level=table)).status == "pass"
+        found = rows.direction(table, DRAW, "residualized")
+        above += found is not None and found["lo"] > 0.5
+    lo = special.betaincinv(passes, studies - passes + 1, 0.025) if passes else 0.0
+    hi = special.betaincinv(passes + 1, studies - passes, 0.975) if passes < studies else 1.0
+    return {
+        "condition": condition,
+        "studies": studies,
+        "passes": passes,
+        "share": passes / studies,
+        "lo": float(lo),
+        "hi": float(hi),
+        "above": above / studies,
+    }
+
+
+def bench_verdicts(
+    studies: int = 200,
+    *,
+    seed: int = 0,
+    conditions: Iterable[Condition] = ("permuted labels", "unrelated target", "oracle"),
+    progress: Callable[[str, int, int], None] | None = None,
+) -> dict[str, Any]:
+    """:func:`verdicts` of every condition.
+
+    Returns:
+        ``oracle_auc``, the effect the oracle has, and ``conditions``, a row each.
+    """
+    every = list(conditions)
+
+    def found() -> Iterator[dict[str, Any]]:
+        for number, condition in enumerate(every):
+            if progress is not None:
+                progress("verdicts", number, len(every))
+            yield verdicts(condition, studies, seed=seed)
+        if progress is not None:
+            progress("verdicts", len(every), len(every))
+
+    return {"oracle_auc": true_auc(seed=seed), "conditions": list(found())}
+
+
+def _scores(draw: Simulated, condition: Condition) -> tuple[np.ndarray, np.ndarray]:
+    """The direction score and the norm of every rollout, by the registered estimators."""
+    centered = draw.sketches.copy()
+    center(draw.rollouts["group"].to_numpy(), centered)
+    target = draw.unrelated if condition == "unrelated target" else draw.target
+    direction = gas(Inputs(draw.rollouts, sketches=centered, target=target))
+    return direction, norm(Inputs(draw.rollouts, sketches=draw.sketches))
+
+
+def _permuted(rollouts: pl.DataFrame, rng: np.random.Generator) -> pl.Series:
+    """The labels, shuffled inside each group."""
+    group, label = rollouts["group"].to_numpy(), rollouts["behavior"].to_numpy()
+    shuffled = np.empty_like(label)
+    # Both orders list the groups one after another; the second is random inside them.
+    shuffled[np.argsort(group, kind="stable")] = label[np.lexsort((rng.random(len(group)), group))]
+    return pl.Series("behavior", shuffled)
+
+
+def _long(rollouts: pl.DataFrame, score: np.ndarray, **names: str | None) -> pl.DataFrame:
+    columns = {name: pl.lit(value) for name, value in names.items()}
+    frame = rollouts.select("rollout_id").with_columns(
+        source=pl.lit(DRAW), score=pl.Series(score), **columns
+    )
+    return conform(frame, SCORE_SCHEMA)

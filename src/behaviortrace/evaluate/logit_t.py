@@ -1,0 +1,96 @@
+"""The interval that holds: Student's t over groups, on the logit scale.
+
+Chosen by simulation (``behaviortrace bench intervals``) among the percentile bootstrap, BCa, the
+studentised bootstrap, Korn and Graubard's exact interval and t intervals on both scales. The
+percentile bootstrap is too narrow with few groups or with groups of very unequal weight, and near 1
+its upper end stops at what was seen. On the logit scale the AUC is nearly symmetric and cannot
+leave [0, 1]; deleting one group at a time gives a spread that few groups do not flatter; and the
+degrees of freedom count groups by their weight.
+
+Source of the parts: the jackknife over clusters and its degrees of freedom, Bell and McCaffrey
+2002; the logit scale for an AUC, Pepe 2003, section 5.2.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import special
+
+from behaviortrace.evaluate.bootstrap import LEVEL
+
+METHOD = "logit-t"
+_NO_SPREAD = 1e-12  # a standard error below this is rounding
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Interval and test of AUCs, each of the shape given without its last axis; NaN if undefined.
+
+    Attributes:
+        lo: lower end of the 95% interval.
+        hi: upper end.
+        p: two-sided p-value of AUC = 0.5, of the same method.
+    """
+
+    lo: np.ndarray
+    hi: np.ndarray
+    p: np.ndarray
+
+
+def logit_t(
+    wins: np.ndarray, pairs: np.ndarray, shift: np.ndarray | float = 0.0, level: float = LEVEL
+) -> Bounds:
+    """Interval of ``wins.sum() / pairs.sum()`` from sums in independent groups.
+
+    Where no group differs from the others (an AUC of exactly 1 among them) their spread says
+    nothing, and each group counts as one trial of an exact binomial interval: of all values in
+    [0, 1] with a given mean, those at the ends vary most.
+
+    Args:
+        wins: shape (..., groups), summed credit of each group's pairs.
+        pairs: shape (..., groups), number of pairs; groups without any count for nothing.
+        shift: shape (..., groups), what else a group moves the AUC by, such as through a slope
+            fitted to it; see :meth:`behaviortrace.evaluate.fluency.Residual.shift`.
+        level: coverage.
+
+    Returns:
+        The bounds; NaN for fewer than two groups with pairs.
+
+    Example:
+        >>> found = logit_t(np.array([3.0, 2.0, 4.0]), np.array([4.0, 4.0, 4.0]))
+        >>> round(float(found.lo), 2), round(float(found.hi), 2)
+        (0.29, 0.96)
+    """
+    wins, pairs = np.broadcast_arrays(np.asarray(wins, np.float64), np.asarray(pairs, np.float64))
+    total, used = pairs.sum(axis=-1), np.count_nonzero(pairs, axis=-1)
+    several = used > 1
+    with np.errstate(divide="ignore", invalid="ignore"):
+        auc = wins.sum(axis=-1) / total
+        share = pairs / total[..., None]
+        moved = ((wins - auc[..., None] * pairs) / total[..., None] + shift) / (1 - share)
+        error = np.sqrt((1 - 1 / used) * (moved**2).sum(axis=-1))
+        trials = np.where(several, 1 / (share**2).sum(axis=-1), np.nan)
+        freedom = trials - 1
+        center, scale = special.logit(auc), error / (auc * (1 - auc))
+        reach = special.stdtrit(freedom, 0.5 + level / 2) * scale
+        p = 2 * special.stdtr(freedom, -np.abs(center) / scale)
+        flat = several & ((error < _NO_SPREAD) | (auc <= 0) | (auc >= 1))
+        lo = np.where(flat, _exact_lower(auc, trials, level), special.expit(center - reach))
+        hi = np.where(flat, 1 - _exact_lower(1 - auc, trials, level), special.expit(center + reach))
+        p = np.where(flat, _exact_p(auc, trials), p)
+    return Bounds(*(np.where(several, values, np.nan) for values in (lo, hi, p)))
+
+
+def _exact_lower(share: np.ndarray, trials: np.ndarray, level: float) -> np.ndarray:
+    """Lower end of Clopper and Pearson's interval; 0 where nothing was won."""
+    won = share * trials
+    found = special.betaincinv(np.maximum(won, 1e-300), trials - won + 1, (1 - level) / 2)
+    return np.where(won <= 0, 0.0, found)
+
+
+def _exact_p(share: np.ndarray, trials: np.ndarray) -> np.ndarray:
+    """Two-sided binomial p-value of 0.5, twice the smaller tail."""
+    more = np.maximum(share, 1 - share) * trials
+    return np.minimum(1.0, 2 * special.betainc(more, trials - more + 1, 0.5))

@@ -1,0 +1,132 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from behaviortrace.errors import BehaviorTraceError
+from behaviortrace.evaluate.components import components, sign_flips, standard_error
+
+SEEDS, DRAWS = 3, 2
+SEED = np.repeat(np.arange(SEEDS), DRAWS)
+
+
+def measured(rng, between, draws, error, mean=0.6, seed=SEED):
+    n = len(np.unique(seed))
+    noise = rng.normal(size=len(seed)) * np.hypot(draws, error)
+    return mean + between * rng.normal(size=n)[seed] + noise
+
+
+def close(a, b, tolerance=1e-9):
+    return a.point == pytest.approx(b.point, abs=tolerance) and (a.lo, a.hi) == pytest.approx(
+        (b.lo, b.hi), abs=tolerance
+    )
+
+
+@given(
+    st.lists(st.floats(0.3, 0.8), min_size=6, max_size=6),
+    st.lists(st.floats(0.01, 0.1), min_size=6, max_size=6),
+    st.floats(-0.1, 0.1),
+)
+@settings(max_examples=40, deadline=None)
+def test_order_does_not_matter_and_a_shift_only_shifts(auc, error, shift):
+    auc, error = np.array(auc), np.array(error)
+    found = components(SEED, auc, error)
+    assert 0 <= found.mean.lo <= found.mean.point <= found.mean.hi <= 1
+    for part in (found.between_seeds, found.between_draws):
+        assert 0 <= part.lo <= part.hi
+    back = slice(None, None, -1)
+    again = components(SEED, auc[back], error[back])  # seeds 0 and 2 change names
+    for name in ("mean", "between_seeds", "between_draws", "within_draw"):
+        assert close(getattr(found, name), getattr(again, name))
+    moved = components(SEED, auc + shift, error)
+    assert moved.mean.point == pytest.approx(found.mean.point + shift)
+    assert close(moved.between_seeds, found.between_seeds, 1e-6)
+    assert close(moved.between_draws, found.between_draws, 1e-6)
+
+
+def test_without_errors_the_moments_are_those_of_the_analysis_of_variance():
+    seed = np.repeat(np.arange(5), 4)
+    auc = measured(np.random.default_rng(0), 0.08, 0.03, 0.0, seed=seed)
+    found = components(seed, auc, np.zeros(20))
+    table = auc.reshape(5, 4)
+    inside, across = table.var(axis=1, ddof=1).mean(), 4 * table.mean(axis=1).var(ddof=1)
+    assert found.between_draws.point == pytest.approx(np.sqrt(inside), rel=1e-6)
+    assert found.between_seeds.point == pytest.approx(np.sqrt((across - inside) / 4), rel=1e-6)
+    chi = stats.chi2(15).ppf([0.975, 0.025])
+    assert (found.between_draws.lo, found.between_draws.hi) == pytest.approx(
+        np.sqrt(15 * inside / chi), rel=0.03
+    )
+
+
+def test_the_mean_is_students_t_on_seeds_where_errors_do_not_matter():
+    auc = measured(np.random.default_rng(1), 0.05, 0.0, 1e-5)
+    means = auc.reshape(SEEDS, DRAWS).mean(axis=1)
+    expected = stats.t(2, means.mean(), means.std(ddof=1) / np.sqrt(3)).interval(0.95)
+    found = components(SEED, auc, np.full(6, 1e-5), samples=40_000)
+    assert (found.mean.lo, found.mean.hi) == pytest.approx(expected, abs=0.01)
+
+
+def test_equal_results_leave_the_draws_own_error():
+    found = components(SEED, np.full(6, 0.6), np.full(6, 0.03), samples=40_000)
+    assert found.between_seeds.point == found.between_draws.point == 0
+    assert found.within_draw.point == pytest.approx(0.03)
+    half = 1.96 * 0.03 / np.sqrt(6)
+    assert (found.mean.lo, found.mean.hi) == pytest.approx((0.6 - half, 0.6 + half), abs=0.002)
+    assert found.verdict == "above"
+    assert components(SEED, np.full(6, 0.4), np.full(6, 0.03)).verdict == "below"
+    assert components(SEED, np.full(6, 0.51), np.full(6, 0.03)).verdict == "open"
+
+
+def test_seeds_count_and_not_only_draws():
+    """Six draws that all separate say little where the seeds differ as much as this."""
+    auc = np.array([0.56, 0.57, 0.68, 0.69, 0.82, 0.83])
+    found = components(SEED, auc, np.full(6, 0.02))
+    assert found.between_seeds.point == pytest.approx(0.13, abs=0.01)
+    assert found.verdict == "open"
+    assert found.fresh.lo < found.mean.lo
+
+
+@pytest.mark.parametrize(
+    ("between", "draws"), [(0.0, 0.0), (0.05, 0.0), (0.0, 0.05), (0.03, 0.03), (0.1, 0.03)]
+)
+def test_three_seeds_of_two_draws_cover(between, draws):
+    """The mean's interval; the components' own must not miss too often either."""
+    n, error = 400, 0.03
+    rng = np.random.default_rng(5)
+    hits = np.zeros(3)
+    for number in range(n):
+        auc = measured(rng, between, draws, error)
+        found = components(SEED, auc, np.full(6, error), samples=500, rng_seed=number)
+        truths = (0.6, between, draws)
+        parts = (found.mean, found.between_seeds, found.between_draws)
+        hits += [part.lo <= truth <= part.hi for part, truth in zip(parts, truths, strict=True)]
+    slack = 3 * np.sqrt(0.95 * 0.05 / n)  # of the simulation, plus sampled quantiles
+    assert (hits / n >= 0.94 - slack).all()
+    assert between == 0 or hits[0] / n <= 0.97 + slack  # no wider than it has to be
+
+
+def test_what_cannot_be_told_apart_is_refused():
+    for seed in ([0, 0, 0], [0, 1, 2]):
+        with pytest.raises(BehaviorTraceError, match="cannot tell seeds from draws"):
+            components(seed, [0.6, 0.6, 0.7], [0.03] * 3)
+
+
+def test_unequal_draws_are_weighed():
+    seed = [0, 0, 0, 1, 2]
+    found = components(seed, [0.6, 0.62, 0.58, 0.6, 0.61], [0.03, 0.04, 0.02, 0.03, 0.05])
+    assert (found.seeds, found.draws) == (3, 5)
+    assert found.mean.lo < 0.6 < found.mean.hi
+
+
+def test_sign_flips_as_in_the_paper():
+    seed, auc = [0, 0, 1, 1, 2], [0.486, 0.446, 0.624, 0.526, 0.629]
+    lo = [0.415, 0.37, 0.548, 0.45, 0.573]
+    rows = sign_flips(seed, auc, lo)
+    assert [r["flips"] for r in rows] == [False, True, False]  # seed 1 flips its own verdict
+    assert [r["separating"] for r in rows] == [0, 1, 1]
+    assert [r["above"] for r in rows] == [0, 2, 1]
+
+
+def test_standard_error_of_an_interval():
+    assert standard_error(0.5 - 1.959964 * 0.03, 0.5 + 1.959964 * 0.03) == pytest.approx(0.03)

@@ -1,0 +1,146 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import special, stats
+
+from behaviortrace.bench.cases import CASES, Case
+from behaviortrace.bench.intervals import coverage
+from behaviortrace.evaluate.auc import within_group_pairs
+from behaviortrace.evaluate.fluency import residualize
+from behaviortrace.evaluate.logit_t import logit_t
+from behaviortrace.evaluate.within_group import judge
+
+GROUPS = st.lists(
+    st.tuples(st.integers(0, 6), st.floats(0, 1).map(lambda x: round(x, 2))), min_size=2, max_size=9
+)
+
+
+def sums(groups):
+    pairs = np.array([n for n, _ in groups], float)
+    return np.round(2 * pairs * np.array([x for _, x in groups])) / 2, pairs
+
+
+def ends(found):
+    return float(found.lo), float(found.hi)
+
+
+@given(GROUPS)
+@settings(max_examples=200, deadline=None)
+def test_properties(groups):
+    wins, pairs = sums(groups)
+    found = logit_t(wins, pairs)
+    if np.count_nonzero(pairs) < 2:
+        assert np.isnan([found.lo, found.hi, found.p]).all()
+        return
+    auc = wins.sum() / pairs.sum()
+    assert 0 <= found.lo <= auc + 1e-12 and auc - 1e-12 <= found.hi <= 1
+    assert found.hi - found.lo > 0  # never a point, however alike the groups are
+    assert bool(found.p < 0.05) == bool(found.lo > 0.5 or found.hi < 0.5)
+    other = logit_t(pairs - wins, pairs)
+    assert ends(other) == pytest.approx((1 - ends(found)[1], 1 - ends(found)[0]), abs=1e-9)
+    assert float(other.p) == pytest.approx(float(found.p), abs=1e-9)
+    order = np.random.default_rng(0).permutation(len(pairs))
+    for w, n in (
+        (wins[order], pairs[order]),
+        (3 * wins, 3 * pairs),
+        (np.append(wins, 0), np.append(pairs, 0)),  # a group without pairs says nothing
+    ):
+        assert ends(logit_t(w, n)) == pytest.approx(ends(found), abs=1e-9)
+
+
+@given(GROUPS)
+@settings(max_examples=50, deadline=None)
+def test_many_studies_at_once_are_each_their_own(groups):
+    wins, pairs = sums(groups)
+    both = logit_t(np.stack([wins, pairs - wins]), pairs)
+    for row, each in enumerate((wins, pairs - wins)):
+        one = logit_t(each, pairs)
+        assert both.lo[row] == pytest.approx(float(one.lo), nan_ok=True)
+
+
+def test_equals_deleting_one_group_at_a_time_slowly():
+    rng = np.random.default_rng(0)
+    pairs = rng.integers(1, 12, 14).astype(float)
+    wins = rng.binomial(pairs.astype(int), 0.7).astype(float)
+    auc = wins.sum() / pairs.sum()
+    squares = 0.0
+    for left in range(14):
+        rest = np.arange(14) != left
+        squares += (wins[rest].sum() / pairs[rest].sum() - auc) ** 2
+    error = np.sqrt(squares * 13 / 14) / (auc * (1 - auc))
+    freedom = pairs.sum() ** 2 / (pairs**2).sum() - 1
+    reach = stats.t(freedom).ppf(0.975) * error
+    found = logit_t(wins, pairs)
+    assert found.lo == pytest.approx(special.expit(special.logit(auc) - reach))
+    assert found.hi == pytest.approx(special.expit(special.logit(auc) + reach))
+    assert found.p == pytest.approx(2 * stats.t(freedom).sf(special.logit(auc) / error))
+
+
+def test_the_error_of_the_fitted_slope_is_counted():
+    """A score that fluency explains wins and loses by its slope, which follows the same groups.
+
+    An interval that takes the slope as known is then too wide; near 1 it is too narrow.
+    """
+    points, counted, left_out = [], [], []
+    group = np.repeat(np.arange(60), 8)
+    for seed in range(300):
+        rng = np.random.default_rng(seed)
+        label = rng.random(480) < 0.5
+        fluency = rng.normal(size=480) + 1.5 * label
+        score = 2 * fluency * rng.lognormal(0, 0.5, 60)[group] + rng.normal(size=480)
+        pairs = within_group_pairs(label, group, 60)
+        residual = residualize(score, fluency, group, pairs)
+        credit = residual.credit()
+        points.append(credit.mean())
+        moved = (pairs.per_group(credit) - credit.mean() * pairs.per_group()) / len(pairs)
+        counted.append(((moved + residual.shift(pairs)) ** 2).sum())
+        left_out.append((moved**2).sum())
+    error = np.std(points)
+    assert np.sqrt(np.mean(counted)) == pytest.approx(error, rel=0.12)
+    assert np.sqrt(np.mean(left_out)) > 1.2 * error
+
+
+def test_an_auc_of_exactly_one_has_an_honest_interval():
+    """The paper's bootstrap says [1, 1]: it has never seen a loss, so it believes in none."""
+    lowest = []
+    for groups in (2, 5, 20, 80):
+        group, label = np.repeat(np.arange(groups), 4), np.tile([True, True, False, False], groups)
+        found = judge(label, group, {"s": label.astype(float)}, resamples=100).raw["s"]
+        assert (found.point, found.lo, found.hi) == (1.0, 1.0, 1.0)
+        assert found.logit_t.lo == pytest.approx(0.025 ** (1 / groups))
+        assert found.logit_t.hi == 1.0
+        lowest.append(found.logit_t.lo)
+    assert lowest == sorted(lowest)
+
+
+def test_all_ties_are_no_evidence_either_way():
+    group, label = np.repeat(np.arange(20), 4), np.tile([True, False], 40)
+    found = judge(label, group, {"s": np.zeros(80)}, resamples=100).raw["s"]
+    assert (found.logit_t.lo, found.logit_t.hi, found.p) == (0.5, 0.5, 1.0)
+
+
+def rows_of(case, studies):
+    found = coverage(case, studies, resamples=200)
+    return {(row["statistic"], row["method"]): row for row in found}
+
+
+@pytest.mark.parametrize("name", ["null, unequal groups", "effect, few groups", "near 1"])
+def test_the_interval_holds_as_often_as_it_says(name):
+    """Within what the simulation can tell from 93% to 97%, and 100% is outside."""
+    studies = 400
+    case = next(c for c in CASES if c.name == name)
+    found = rows_of(case, studies)
+    for statistic in ("raw", "residualized", "matched"):
+        row = found[statistic, "logit-t"]
+        assert 0.93 - 2 * row["error"] <= row["covered"] <= 0.97 + 2 * row["error"], row
+
+
+def test_the_papers_interval_does_not_hold_with_few_groups():
+    case = Case("few", groups=8, effect=0.8, spread=0.5)
+    found = rows_of(case, 400)
+    for statistic in ("raw", "residualized", "matched"):
+        paper, ours = (found[statistic, m] for m in ("percentile", "logit-t"))
+        assert paper["covered"] < 0.93 - paper["error"]
+        assert ours["covered"] > paper["covered"] + 2 * paper["error"]
+        assert ours["covered"] > 0.93 - 2 * ours["error"]
