@@ -50,7 +50,7 @@ def test_bench_capture_on_the_tiny_model(capsys: pytest.CaptureFixture[str]) -> 
     found = json.loads(capsys.readouterr().out)
     assert found["energy_covered"] == pytest.approx(1.0, abs=1e-6)
     assert 0 < found["rms_cosine_error"] < 3 * found["rms_cosine_theory"]
-    assert {"plain", "block", "coordinate", "published"} == set(found["arms"])
+    assert {"plain", "block", "coordinate", "published"} <= set(found["arms"])
     for key in ("forward_backward_ratio", "step_ratio", "kernel_over_read"):
         assert found[key] > 0
     added = found["arms"]["block"]["median"] - found["arms"]["plain"]["median"]
