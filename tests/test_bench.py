@@ -44,13 +44,13 @@ def test_peak_memory_sees_an_allocation() -> None:
 def test_bench_capture_on_the_tiny_model(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
         cli.main(
-            ["bench", "capture", "--model", "tiny", "--rounds", "1", "--dim", "1024", "--json"]
+            ["bench", "capture", "--model", "tiny", "--rounds", "1", "--dim", "4096", "--json"]
         )
     assert not stop.value.code
     found = json.loads(capsys.readouterr().out)
     assert found["energy_covered"] == pytest.approx(1.0, abs=1e-6)
     assert 0 < found["rms_cosine_error"] < 3 * found["rms_cosine_theory"]
-    assert {"plain", "block", "coordinate", "published"} == set(found["arms"])
+    assert {"plain", "block", "coordinate", "kronecker", "published"} <= set(found["arms"])
     for key in ("forward_backward_ratio", "step_ratio", "kernel_over_read"):
         assert found[key] > 0
     added = found["arms"]["block"]["median"] - found["arms"]["plain"]["median"]

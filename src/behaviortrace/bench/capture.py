@@ -13,13 +13,18 @@ import numpy as np
 import torch
 
 from behaviortrace.bench.arms import OneAtATime, Traced, kernel_over_read, plain
+from behaviortrace.bench.peers import Peer, peers
 from behaviortrace.bench.timing import interleaved, peak_memory
 from behaviortrace.bench.workload import Workload
-from behaviortrace.capture.objective import fused_head, plain_loss, token_logprobs
+from behaviortrace.capture.layout import BLOCK, Layout
+from behaviortrace.capture.objective import fused_head
 from behaviortrace.capture.sketch import CountSketch
+from behaviortrace.doctor.certificate import cosine_errors
+from behaviortrace.doctor.exact import exact_gradients
 from behaviortrace.train.policy import load_policy
 
 ROLLOUTS, PROMPT, COMPLETION, MICRO_BATCH = 16, 36, 48, 4
+_FLOATS = 1 << 30  # exact gradient entries held at a time
 PUBLISHED = 2
 """Rollouts timed of the published way; its time is proportional to their number."""
 
@@ -34,6 +39,8 @@ def bench_capture(
     """Time capture beside plain training and beside the published way.
 
     16 rollouts of 84 tokens (36 of them prompt), micro-batches of 4; arms interleaved, medians.
+    Other libraries that are installed capture the same rollouts, see
+    :mod:`behaviortrace.bench.peers`.
 
     Args:
         source: model, as in a recipe.
@@ -49,9 +56,11 @@ def bench_capture(
         training, over what ours does; None where ours takes nothing measurable),
         ``kernel_over_read`` (sketch kernel over reading the same bytes), ``added_memory_gb`` (peak
         resident memory of a process that trains traced, minus one that trains plainly),
-        ``generation_seconds``, ``optimizer_seconds``, and ``arms``: per arm, seconds of every
-        round and their median for so many ``rollouts``, the ratio to plain for as many, and
-        numbers stored a rollout.
+        ``generation_seconds``, ``optimizer_seconds``, ``left_out`` (peer -> why it was not run),
+        and ``arms``: per arm, seconds of every round and their median for so many ``rollouts``,
+        the ratio to plain for as many, numbers stored a rollout; and where it kept something of
+        all rollouts, ``parameters`` and ``energy`` (shares of the trainable parameters and of the
+        squared gradient norm that it looks at) and ``rms_cosine_error``.
     """
     model, tokenizer = load_policy(source, "float32")
     model.train()
@@ -65,9 +74,14 @@ def bench_capture(
             "coordinate": Traced(work, CountSketch(dim, hash="coordinate")),
             "published": OneAtATime(work, CountSketch(dim, hash="coordinate"), PUBLISHED),
         }
+        if dim >= BLOCK**2:  # the smallest that hash takes
+            arms["kronecker"] = Traced(work, CountSketch(dim, hash="kronecker"))
+        others, left_out = peers(work)
+        arms |= others
         total = (rounds + 1) * len(arms)
         seconds = interleaved(arms, rounds, lambda done: _tell(progress, "arms", done, total))
-        covered, error = _exactness(work, block)
+        covered = _covered(work, block)
+    fidelity = _fidelity(work, arms)
     optimizer = _optimizer_seconds(model)
     generation = _generation_seconds(model, tokenizer, work)
     medians = {name: statistics.median(found) for name, found in seconds.items()}
@@ -82,7 +96,7 @@ def bench_capture(
         "threads": torch.get_num_threads(),
         "forward_backward_ratio": medians["block"] / medians["plain"],
         "step_ratio": (medians["block"] + rest) / (medians["plain"] + rest),
-        "rms_cosine_error": error,
+        "rms_cosine_error": fidelity["block"]["rms_cosine_error"],
         "rms_cosine_theory": dim**-0.5,
         "energy_covered": covered,
         "baseline_added_ratio": published / added if added > 0 else None,
@@ -92,13 +106,15 @@ def bench_capture(
         "added_memory_gb": memory / 1e9,
         "generation_seconds": generation,
         "optimizer_seconds": optimizer,
+        "left_out": left_out,
         "arms": {
             name: {
                 "seconds": found,
                 "median": medians[name],
                 "ratio": whole[name] / whole["plain"],
-                "numbers_per_rollout": 0 if name == "plain" else dim,
+                "numbers_per_rollout": _numbers(arms[name]),
                 "rollouts": PUBLISHED if name == "published" else ROLLOUTS,
+                **fidelity.get(name, {}),
             }
             for name, found in seconds.items()
         },
@@ -134,41 +150,47 @@ def _peak_here(source: str, dim: int, traced: bool) -> float:
     return peak_memory()
 
 
-def _exactness(work: Workload, traced: Traced) -> tuple[float, float]:
-    """Energy that the rows cover, and rms error of the pairwise cosines of plain gradients."""
+def _covered(work: Workload, traced: Traced) -> float:
+    """Share of the energy of the summed gradient that the rows' sketches account for."""
     traced()
     gradients = [p.grad for p in traced.engine.layout.parameters if p.grad is not None]
     whole = traced.sink.sketch.sketch(gradients).double().numpy()
     weights = work.advantages.double().cpu().numpy() / len(work.ids)
     rest = whole - weights @ traced.sketches.astype(np.float64)
-    missed = float(rest @ rest) / float(whole @ whole)
-    return 1 - missed, _cosine_error(work, traced.sketches)
+    return 1 - float(rest @ rest) / float(whole @ whole)
 
 
-def _cosine_error(work: Workload, sketches: np.ndarray) -> float:
-    gram = _exact_gram(work)
-    norms = np.sqrt(np.diag(gram))
-    exact = gram / np.outer(norms, norms)
-    size = np.linalg.norm(sketches.astype(np.float64), axis=1)
-    found = sketches.astype(np.float64) @ sketches.astype(np.float64).T / np.outer(size, size)
-    upper = np.triu_indices(len(gram), 1)
-    return float(np.sqrt(np.mean((found[upper] - exact[upper]) ** 2)))
+def _numbers(arm: Any) -> int:
+    """Numbers that an arm keeps of a rollout."""
+    return int(arm.sketches.shape[1]) if hasattr(arm, "sketches") else 0
 
 
-def _exact_gram(work: Workload) -> np.ndarray:
-    """(rollouts, rollouts) inner products of whole plain gradients, one autograd pass each."""
-    parameters = [p for p in work.model.parameters() if p.requires_grad]
-    size = sum(p.numel() for p in parameters)
-    rows = np.empty((len(work.ids), size), np.float32)
-    for i, (batch, _) in enumerate(work.batches(1)):
-        loss = plain_loss(token_logprobs(work.model, batch), batch.mask).sum()
-        gradients = torch.autograd.grad(loss, parameters)
-        rows[i] = torch.cat([g.reshape(-1) for g in gradients]).cpu().numpy()
-    gram = np.zeros((len(rows), len(rows)))
-    for at in range(0, size, 1 << 22):
-        part = rows[:, at : at + (1 << 22)].astype(np.float64)
-        gram += part @ part.T
-    return gram
+def _fidelity(work: Workload, arms: dict[str, Any]) -> dict[str, dict[str, float]]:
+    """What the arms that kept something of every rollout look at, and how exact their cosines are.
+
+    Call it without the fused head.
+    """
+    prompt = work.ids.shape[1] - work.completion
+    rows = [(ids[:prompt], ids[prompt:]) for ids in work.ids.tolist()]
+    exact = exact_gradients(
+        work.model, rows, CountSketch(64), weights=[0.0] * len(rows), pad_token_id=0, floats=_FLOATS
+    )
+    slots = Layout(work.model).slots
+    sizes = np.array([slot.size for slot in slots])
+    energies = np.einsum("pii->p", exact.grams)
+    found = {}
+    for name, arm in arms.items():
+        if not hasattr(arm, "sketches") or len(arm.sketches) < len(rows):
+            continue
+        covered = arm.covered if isinstance(arm, Peer) else {slot.name for slot in slots}
+        seen = np.array([slot.name in covered for slot in slots])
+        errors = cosine_errors(exact.grams.sum(0), arm.sketches)
+        found[name] = {
+            "parameters": float(sizes[seen].sum() / sizes.sum()),
+            "energy": float(energies[seen].sum() / energies.sum()),
+            "rms_cosine_error": float(np.sqrt(np.mean(errors**2))),
+        }
+    return found
 
 
 def _optimizer_seconds(model: torch.nn.Module) -> float:

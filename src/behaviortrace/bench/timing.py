@@ -18,7 +18,8 @@ def interleaved(
     """Wall seconds of each arm, one run of each a round after an untimed one.
 
     Args:
-        arms: name -> what to run.
+        arms: name -> what to run; methods ``prepare`` and ``finish`` of an arm are called before
+            and after each run, untimed.
         rounds: timed runs of each.
         progress: called with the number of runs done, the untimed ones included.
     """
@@ -26,14 +27,23 @@ def interleaved(
     done = 0
     for turn in range(rounds + 1):
         for name, arm in arms.items():
+            _aside(arm, "prepare")
             began = time.perf_counter()
             arm()
+            took = time.perf_counter() - began
+            _aside(arm, "finish")
             if turn:
-                seconds[name].append(time.perf_counter() - began)
+                seconds[name].append(took)
             done += 1
             if progress is not None:
                 progress(done)
     return seconds
+
+
+def _aside(arm: Callable[[], Any], name: str) -> None:
+    method = getattr(arm, name, None)
+    if method is not None:
+        method()
 
 
 def median_seconds(arms: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, float]:

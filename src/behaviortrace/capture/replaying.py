@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -44,6 +44,7 @@ def replay(
     temperature: float = 1.0,
     micro_batch: int = 8,
     token_mask: Sequence[Sequence[bool]] | None = None,
+    allow_uncovered: Collection[str] = (),
     progress: Callable[[int], None] | None = None,
 ) -> Replay:
     """Sketch the plain gradient of every row; batching does not change the result.
@@ -56,6 +57,7 @@ def replay(
         temperature: of the log-probabilities, as in training.
         micro_batch: rows of one backward.
         token_mask: per row, which completion tokens the gradient looks at; None for all.
+        allow_uncovered: names of trainable parameters that may be left out of the sketches.
         progress: called with the number of rows done.
 
     Raises:
@@ -74,7 +76,7 @@ def replay(
     training = model.training
     model.eval()
     try:
-        with fused_head(model, temperature), RowGradients(model, sink) as engine:
+        with fused_head(model, temperature), RowGradients(model, sink, allow_uncovered) as engine:
             for at in range(0, count, micro_batch):
                 chosen = order[at : at + micro_batch]
                 masks = None if token_mask is None else [token_mask[i] for i in chosen]

@@ -10,6 +10,7 @@ from typer.exceptions import TyperException
 
 from behaviortrace.cli import bench, judge, models, pipeline, pitfall, plan, stages, sweep
 from behaviortrace.cli.allocator import keep_freed_memory
+from behaviortrace.cli.doctor import doctor
 from behaviortrace.errors import BehaviorTraceError
 
 app = typer.Typer(
@@ -41,6 +42,7 @@ app.command("evaluate")(stages.evaluate)
 app.command("check")(stages.check)
 app.command("report")(stages.report)
 app.command("verify")(stages.verify)
+app.command("doctor")(doctor)
 app.command("auc")(judge.auc)
 app.command("precision")(judge.precision)
 app.add_typer(bench.app, name="bench")

@@ -109,7 +109,9 @@ def verdicts(
 
 
 def _print(found: dict[str, Any]) -> None:
-    table = Table("arm", "seconds", "ratio", "numbers a rollout", box=None, padding=(0, 2, 0, 0))
+    shares = {"parameters": ".0%", "energy": ".0%", "rms_cosine_error": ".4f"}
+    columns = ("arm", "seconds", "ratio", "numbers a rollout", "parameters", "energy", "error")
+    table = Table(*columns, box=None, padding=(0, 2, 0, 0))
     for name, arm in found["arms"].items():
         per = f" ({arm['rollouts']} rollouts)" if name == "published" else ""
         table.add_row(
@@ -117,8 +119,11 @@ def _print(found: dict[str, Any]) -> None:
             f"{arm['median']:.2f}{per}",
             f"{arm['ratio']:.2f}",
             str(arm["numbers_per_rollout"]),
+            *(format(arm[key], how) if key in arm else "" for key, how in shares.items()),
         )
     view.stdout.print(table)
+    for line in found["left_out"].values():
+        view.stdout.print(line, markup=False, highlight=False)
     facts = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     for key, value in found.items():
         if isinstance(value, int | float):
