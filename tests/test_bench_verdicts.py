@@ -20,6 +20,12 @@ def test_where_nothing_is_to_be_found_few_studies_pass(condition: str) -> None:
     assert found["above"] <= 0.05 + 2 * np.sqrt(0.05 * 0.95 / 60)
 
 
+def test_fluency_that_bends_passes_the_linear_rule_and_not_the_spline() -> None:
+    found = verdicts("bent fluency", 40)
+    assert found["above"] > 0.5
+    assert found["above_spline"] <= 0.05 + 2 * np.sqrt(0.05 * 0.95 / 40)
+
+
 def test_an_oracle_passes() -> None:
     effect = true_auc(groups=5000)
     assert 0.6 < effect < 0.75
@@ -43,6 +49,7 @@ def test_the_commands_print_their_tables(capsys: pytest.CaptureFixture[str]) -> 
     assert [row["condition"] for row in found["conditions"]] == [
         "permuted labels",
         "unrelated target",
+        "bent fluency",
         "oracle",
     ]
     with pytest.raises(SystemExit):

@@ -318,7 +318,7 @@ def test_fluency_reports_the_spline_the_power_and_the_family() -> None:
     evidence = dataclasses.replace(GOOD, rollout_level=pl.concat([table, bent]))
     found = verdict("fluency", evidence)
     assert found.status == "pass"
-    for part in ("(logit-t)", "by a spline 0.550 [0.480, 0.620]", "AUC 0.620 detectable"):
+    for part in ("(logit-t)", "0.550 [0.480, 0.620], so a bent effect", "AUC 0.620 detectable"):
         assert part in found.sentence
     assert "of 1 targeted ranking 1 stands above 0.5 after Holm" in found.sentence
     assert found.evidence["sources"]["d"]["spline_lo"] == 0.48

@@ -1,11 +1,15 @@
+import json
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import special, stats
 
+from behaviortrace.bench.candidates import candidates
 from behaviortrace.bench.cases import CASES, Case
 from behaviortrace.bench.intervals import coverage
+from behaviortrace.cli.app import main
 from behaviortrace.evaluate.auc import within_group_pairs
 from behaviortrace.evaluate.fluency import residualize
 from behaviortrace.evaluate.logit_t import logit_t
@@ -144,3 +148,57 @@ def test_the_papers_interval_does_not_hold_with_few_groups():
         assert paper["covered"] < 0.93 - paper["error"]
         assert ours["covered"] > paper["covered"] + 2 * paper["error"]
         assert ours["covered"] > 0.93 - 2 * ours["error"]
+
+
+def test_the_candidates_against_scipy_and_against_each_other():
+    rng = np.random.default_rng(0)
+    pairs = rng.integers(8, 17, 60).astype(float)
+    wins = rng.binomial(pairs.astype(int), np.clip(rng.normal(0.75, 0.1, 60), 0, 1)).astype(float)
+    found = candidates(wins, pairs, 4000, 0)
+
+    def statistic(wins, pairs, axis=-1):
+        return wins.sum(axis=axis) / pairs.sum(axis=axis)
+
+    expected = stats.bootstrap(
+        (wins, pairs),
+        statistic,
+        paired=True,
+        vectorized=True,
+        n_resamples=20_000,
+        method="BCa",
+        rng=np.random.default_rng(1),
+    ).confidence_interval
+    assert found["BCa"] == pytest.approx((expected.low, expected.high), abs=0.004)
+    holds = logit_t(wins, pairs)
+    for name, each in found.items():
+        assert each == pytest.approx(ends(holds), abs=0.01), name
+
+
+def test_the_candidates_where_no_pair_is_lost():
+    pairs = np.full(10, 4.0)
+    found = candidates(pairs, pairs, 200, 0)
+    for name in ("BCa", "studentised", "t"):
+        assert found[name] == (1.0, 1.0)
+    assert found["Korn-Graubard"][0] == pytest.approx(0.025**0.1)
+    assert found["Korn-Graubard"][1] == 1.0 and found["Wilson"][0] < 0.8
+
+
+def test_the_command_prints_coverage(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "240")
+    options = ["bench", "intervals", "--studies", "20", "--case", "null, few groups", "--others"]
+    with pytest.raises(SystemExit) as stopped:
+        main([*options, "--json"])
+    assert stopped.value.code == 0
+    found = json.loads(capsys.readouterr().out)
+    assert {row["statistic"] for row in found["auc"]} == {"raw", "residualized", "matched"}
+    assert len(found["auc"]) == 3 * 2 + 2 * 5 and len(found["seeds"]) == 6
+    for row in found["auc"]:
+        assert row["covered"] + row["below"] + row["above"] == pytest.approx(1)
+    with pytest.raises(SystemExit):
+        main(options)
+    shown = capsys.readouterr().out
+    assert "Korn-Graubard" in shown and "Mean over 3 seeds x 2 draws" in shown
+    with pytest.raises(SystemExit) as stopped:
+        main(["bench", "intervals", "--case", "nil"])
+    assert stopped.value.code == 2
+    assert "--case 'nil' is unknown" in capsys.readouterr().err

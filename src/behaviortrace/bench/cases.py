@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from behaviortrace.errors import BehaviorTraceError
 from behaviortrace.evaluate.auc import credit, group_codes, within_group_pairs
 from behaviortrace.evaluate.fluency import matched, residualize
 
@@ -105,9 +107,28 @@ CASES = (
     Case("effect, few groups", groups=12, effect=0.6, spread=0.5),
     Case("effect, unequal groups", groups=30, sizes=(2, 16), effect=0.6, rate_spread=1.0),
     Case("effect, unequal, few, ties", 15, (3, 10), 0.8, 0.5, 0.6, 0.7, grid=1.0),
+    Case("effect, very few groups", groups=6, effect=0.6, spread=0.5),
+    Case("effect, very unequal", 15, (2, 30), 0.6, 0.5, rate_spread=1.0),
+    Case("effect, steep fluency", groups=30, effect=1.5, lean=0.3, slope=6.0),
     Case("effect, saturated", groups=156, effect=0.6, rate=0.85, rate_spread=1.0),
     Case("near 1", groups=40, effect=2.6),
+    Case("near 1, varied", groups=40, effect=3.0, spread=1.0),
     Case("near 1, few groups", groups=15, effect=2.2),
     Case("near 1, saturated", groups=60, effect=2.6, rate=0.85, rate_spread=1.0),
 )
 """Null and alternative, unequal groups, ties, few groups, AUC near 1."""
+
+
+def named(names: Sequence[str] | None) -> list[Case]:
+    """The built-in cases of these names, all without names.
+
+    Raises:
+        BehaviorTraceError: no such case; the message lists those there are.
+    """
+    known = {case.name: case for case in CASES}
+    for name in names or ():
+        if name not in known:
+            raise BehaviorTraceError(
+                f"--case {name!r} is unknown; choose from {', '.join(map(repr, known))}"
+            )
+    return [known[name] for name in names or known]

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
 
-from behaviortrace.bench.cases import CASES, STATISTICS, Case
+from behaviortrace.bench.candidates import candidates
+from behaviortrace.bench.cases import CASES, STATISTICS, Case, Study
+from behaviortrace.evaluate.auc import credit, group_codes, within_group_pairs
+from behaviortrace.evaluate.fluency import matched
 from behaviortrace.evaluate.within_group import judge
 
 DELTA = 0.10
@@ -16,15 +20,21 @@ METHODS = ("percentile", "logit-t")
 
 
 def coverage(
-    case: Case, studies: int = 1000, *, resamples: int = 1000, seed: int = 0
+    case: Case,
+    studies: int = 1000,
+    *,
+    resamples: int = 1000,
+    seed: int = 0,
+    others: bool = False,
 ) -> list[dict[str, Any]]:
     """Coverage of both intervals of :func:`~behaviortrace.evaluate.within_group.judge`.
 
     Args:
         case: how the studies come about.
         studies: how many.
-        resamples: of each percentile interval.
+        resamples: of each bootstrap interval.
         seed: of the studies.
+        others: also the intervals that were considered and not taken.
 
     Returns:
         A row a statistic and method: ``case``, ``groups``, ``statistic``, ``truth``, ``method``,
@@ -33,30 +43,15 @@ def coverage(
         wholly below and above the truth), ``width`` (mean).
     """
     truth = case.truth(DELTA, seed)
-    ends: dict[tuple[str, str], list[tuple[float, float]]] = {
-        (statistic, method): [] for statistic in STATISTICS for method in METHODS
-    }
+    ends: dict[tuple[str, str], list[tuple[float, float]]] = defaultdict(list)
     for number in range(studies):
         study = case.study(np.random.default_rng((seed, 0, number)))
-        report = judge(
-            study.label,
-            study.group,
-            {"s": study.score},
-            study.fluency,
-            delta=DELTA,
-            resamples=resamples,
-            seed=number,
-        )
-        blocks = {
-            "raw": report.raw,
-            "residualized": report.residualized,
-            "matched": report.matched,
-        }
-        for statistic, block in blocks.items():
-            assert block is not None
-            found = block["s"]
-            ends[statistic, "percentile"].append((found.lo, found.hi))
-            ends[statistic, "logit-t"].append((found.logit_t.lo, found.logit_t.hi))
+        for key, found in _ends(study, resamples, number):
+            ends[key].append(found)
+        if others:
+            for key, found in _others(study, resamples, number):
+                ends[key].append(found)
+    ordered = sorted(ends, key=lambda key: STATISTICS.index(key[0]))
     return [
         {
             "case": case.name,
@@ -64,10 +59,45 @@ def coverage(
             "statistic": statistic,
             "truth": truth[statistic],
             "method": method,
-            **_covered(np.array(found), truth[statistic]),
+            **_covered(np.array(ends[statistic, method]), truth[statistic]),
         }
-        for (statistic, method), found in ends.items()
+        for statistic, method in ordered
     ]
+
+
+def _ends(
+    study: Study, resamples: int, seed: int
+) -> Iterator[tuple[tuple[str, str], tuple[float, float]]]:
+    """Both intervals of each statistic of a study."""
+    report = judge(
+        study.label,
+        study.group,
+        {"s": study.score},
+        study.fluency,
+        delta=DELTA,
+        resamples=resamples,
+        seed=seed,
+    )
+    blocks = (report.raw, report.residualized, report.matched)
+    for statistic, block in zip(STATISTICS, blocks, strict=True):
+        assert block is not None
+        found = block["s"]
+        yield (statistic, METHODS[0]), (found.lo, found.hi)
+        yield (statistic, METHODS[1]), (found.logit_t.lo, found.logit_t.hi)
+
+
+def _others(
+    study: Study, resamples: int, seed: int
+) -> Iterator[tuple[tuple[str, str], tuple[float, float]]]:
+    code, n_groups = group_codes(study.group)
+    pairs = within_group_pairs(study.label, code, n_groups)
+    for statistic, of in (("raw", pairs), ("matched", matched(pairs, study.fluency, DELTA))):
+        number = of.per_group()
+        if np.count_nonzero(number) < 2:
+            continue
+        wins = of.per_group(credit(of.difference(study.score)))
+        for method, found in candidates(wins, number, resamples, seed).items():
+            yield (statistic, method), found
 
 
 def _covered(ends: np.ndarray, truth: float) -> dict[str, Any]:
@@ -91,22 +121,16 @@ def bench_intervals(
     studies: int = 1000,
     resamples: int = 1000,
     seed: int = 0,
+    others: bool = False,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> list[dict[str, Any]]:
     """:func:`coverage` of every case, as one table of rows."""
-    return list(_rows(list(cases), studies, resamples, seed, progress))
-
-
-def _rows(
-    cases: list[Case],
-    studies: int,
-    resamples: int,
-    seed: int,
-    progress: Callable[[str, int, int], None] | None,
-) -> Iterator[dict[str, Any]]:
-    for number, case in enumerate(cases):
+    found: list[dict[str, Any]] = []
+    every = list(cases)
+    for number, case in enumerate(every):
         if progress is not None:
-            progress("intervals", number, len(cases))
-        yield from coverage(case, studies, resamples=resamples, seed=seed)
+            progress("intervals", number, len(every))
+        found += coverage(case, studies, resamples=resamples, seed=seed, others=others)
     if progress is not None:
-        progress("intervals", len(cases), len(cases))
+        progress("intervals", len(every), len(every))
+    return found

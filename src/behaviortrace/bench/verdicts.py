@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import polars as pl
@@ -35,7 +35,8 @@ SETTINGS = EvaluateSettings(resamples=100)  # of the percentile interval, which 
 
 PAPERS_DRAW = Case("draw", groups=156, rate=0.8, rate_spread=1.0)
 
-Condition = Literal["permuted labels", "unrelated target", "oracle"]
+Condition = Literal["permuted labels", "unrelated target", "bent fluency", "oracle"]
+CONDITIONS = get_args(Condition)
 
 
 @dataclass(frozen=True)
@@ -50,16 +51,22 @@ class World:
         leak: cosine of any target with the direction of fluency.
         shrink: how much the log norm falls, a nat of fluency: an unlikely text has a large
             gradient.
+        bent: fluency turns the gradient in one steep step instead of evenly.
     """
 
     case: Case = PAPERS_DRAW
-    behavior: float = 0.75
+    behavior: float = 0.6
     fluency: float = 2.0
     leak: float = 0.3
     shrink: float = 0.5
+    bent: bool = False
 
 
 WORLD = World()
+BENT = World(
+    Case("bent", groups=156, sizes=(8, 8), lean=0.4), fluency=2.5, leak=0.9, shrink=0.0, bent=True
+)
+"""Fluent texts show the behaviour, and point where fluency does; a straight line misses how."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +94,8 @@ def simulate(
     n = len(study.label)
     fluent, own, other = np.linalg.qr(rng.normal(size=(DIM, 3)))[0].T
     aside = np.sqrt(1 - world.leak**2)
-    signal = np.outer(world.fluency * study.fluency, fluent)
+    height = np.tanh(6 * (study.fluency + 0.8)) if world.bent else study.fluency
+    signal = np.outer(world.fluency * height, fluent)
     signal += np.outer(world.behavior * study.label, own)
     signal += rng.normal(size=(study.group.max() + 1, DIM))[study.group]  # the prompt's own
     size = np.exp(-world.shrink * study.fluency)
@@ -142,23 +150,28 @@ def verdicts(
     Args:
         condition: "permuted labels": the behaviour's labels are shuffled inside groups.
             "unrelated target": the target is another behaviour's, with the same leak of fluency.
+            "bent fluency": the same in a world where fluency acts in a step, which the rule's
+            linear control does not take out: here it may pass too often, and the spline tells.
             "oracle": the target is the behaviour's own direction.
         studies: how many.
         seed: of the studies.
-        world: what gradients are made of.
+        world: what gradients are made of; for "bent fluency" it is ``BENT``.
 
     Returns:
         ``condition``, ``studies``, ``passes``, ``share``, its exact 95% interval ``lo`` and
-        ``hi``, and ``above``: the share whose interval lies above 0.5, the rest of the rule left
-        out.
+        ``hi``, and, the rest of the rule left out, the shares whose interval lies above 0.5:
+        ``above`` with the rule's linear control of fluency, ``above_spline`` with a spline.
     """
-    passes = above = 0
+    if condition == "bent fluency":
+        world = BENT
+    passes, above = 0, dict.fromkeys(("residualized", "residualized_spline"), 0)
     for number in range(studies):
         rng = np.random.default_rng((seed, 0, number))
         table = judged(simulate(rng, world), condition, rng)
         passes += fluency(Evidence(rollout_level=table)).status == "pass"
-        found = rows.direction(table, DRAW, "residualized")
-        above += found is not None and found["lo"] > 0.5
+        for variant in above:
+            found = rows.direction(table, DRAW, variant)
+            above[variant] += found is not None and found["lo"] > 0.5
     lo = special.betaincinv(passes, studies - passes + 1, 0.025) if passes else 0.0
     hi = special.betaincinv(passes + 1, studies - passes, 0.975) if passes < studies else 1.0
     return {
@@ -168,7 +181,8 @@ def verdicts(
         "share": passes / studies,
         "lo": float(lo),
         "hi": float(hi),
-        "above": above / studies,
+        "above": above["residualized"] / studies,
+        "above_spline": above["residualized_spline"] / studies,
     }
 
 
@@ -176,7 +190,7 @@ def bench_verdicts(
     studies: int = 200,
     *,
     seed: int = 0,
-    conditions: Iterable[Condition] = ("permuted labels", "unrelated target", "oracle"),
+    conditions: Iterable[Condition] = CONDITIONS,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> dict[str, Any]:
     """:func:`verdicts` of every condition.
@@ -201,7 +215,8 @@ def _scores(draw: Simulated, condition: Condition) -> tuple[np.ndarray, np.ndarr
     """The direction score and the norm of every rollout, by the registered estimators."""
     centered = draw.sketches.copy()
     center(draw.rollouts["group"].to_numpy(), centered)
-    target = draw.unrelated if condition == "unrelated target" else draw.target
+    unrelated = condition in ("unrelated target", "bent fluency")
+    target = draw.unrelated if unrelated else draw.target
     direction = gas(Inputs(draw.rollouts, sketches=centered, target=target))
     return direction, norm(Inputs(draw.rollouts, sketches=draw.sketches))
 

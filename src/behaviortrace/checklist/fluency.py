@@ -117,7 +117,9 @@ def _describe(source: str, found: dict[str, Any]) -> str:
     ]
     if None not in (found["spline_auc"], found["spline_lo"], found["spline_hi"]):
         ends = f"[{found['spline_lo']:.3f}, {found['spline_hi']:.3f}]"
-        parts.insert(1, f"by a spline {found['spline_auc']:.3f} {ends}")
+        bends = ", so a bent effect of fluency may explain it"
+        doubt = bends if found["lo"] > 0.5 >= found["spline_lo"] else ""
+        parts.insert(1, f"by a spline {found['spline_auc']:.3f} {ends}{doubt}")
     if found["family"]:
         judged, stand = found["family"]["judged"], found["family"]["above"]
         rankings = "targeted ranking" if judged == 1 else "targeted rankings"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
 from typing import Annotated, Any
 
 import typer
@@ -44,34 +46,61 @@ def capture(
 def intervals(
     studies: Annotated[int, typer.Option(min=10, help="Simulated studies a case.")] = 1000,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the studies.")] = 0,
+    case: Annotated[
+        list[str] | None, typer.Option(help="Only this case; may be given several times.")
+    ] = None,
+    others: Annotated[
+        bool, typer.Option("--others", help="Also the intervals that were not taken.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """How often the 95% intervals of within-group AUC hold the truth, by simulation."""
+    from behaviortrace.bench.cases import named
     from behaviortrace.bench.intervals import METHODS, bench_intervals
+    from behaviortrace.bench.seeds import bench_seeds
 
     with view.progress_bars() as report:
         found = bench_intervals(
+            named(case),
             studies=studies,
             seed=seed,
+            others=others,
             progress=lambda stage, done, total: report(stage, done, total, None),
         )
+    seeds = bench_seeds(studies=studies, seed=seed)
     if as_json:
-        view.print_json(found)
+        view.print_json({"auc": found, "seeds": seeds})
         return
+    methods = list(dict.fromkeys(row["method"] for row in found))
     heads = ["case", "groups", "statistic", "true AUC"]
-    table = Table(*heads, *METHODS, "widths", box=None, padding=(0, 2, 0, 0))
-    for rows in zip(*[iter(found)] * len(METHODS), strict=True):
-        first = rows[0]
+    table = Table(*heads, *methods, "widths", box=None, padding=(0, 2, 0, 0))
+    for first, rows in _by_statistic(found):
         table.add_row(
             first["case"],
             str(first["groups"]),
             first["statistic"],
             f"{first['truth']:.3f}",
-            *(f"{row['covered']:.1%}" for row in rows),
-            ", ".join(f"{row['width']:.3f}" for row in rows),
+            *(f"{rows[m]['covered']:.1%}" if m in rows else "" for m in methods),
+            ", ".join(f"{rows[m]['width']:.3f}" for m in METHODS),
         )
     view.stdout.print(table)
+    heads = ["between seeds", "between draws", "one draw", "all draws", "components", "width"]
+    table = Table(*heads, title="\nMean over 3 seeds x 2 draws", title_justify="left", box=None)
+    for row in seeds:
+        sizes = (f"{row[key]:.2f}" for key in ("between_seeds", "between_draws"))
+        shares = (f"{row[key]:.1%}" for key in ("one_draw", "all_draws", "components"))
+        table.add_row(*sizes, *shares, f"{row['width']:.3f}")
+    view.stdout.print(table)
     view.say(f"{studies} studies a case: 95% is known to {1.96 * found[0]['error']:.1%}")
+
+
+def _by_statistic(
+    found: list[dict[str, Any]],
+) -> Iterator[tuple[dict[str, Any], dict[str, dict[str, Any]]]]:
+    """The rows of a case and statistic together, by method, with the first of them."""
+    for _, group in itertools.groupby(found, key=lambda row: (row["case"], row["statistic"])):
+        rows = list(group)
+        yield rows[0], {row["method"]: row for row in rows}
 
 
 @app.command("verdicts")
@@ -92,18 +121,12 @@ def verdicts(
     if as_json:
         view.print_json(found)
         return
-    table = Table(
-        "condition", "studies", "pass", "95%", "interval above 0.5", box=None, padding=(0, 2, 0, 0)
-    )
+    heads = ["condition", "studies", "pass", "95%", "line above", "spline above"]
+    table = Table(*heads, box=None, padding=(0, 2, 0, 0))
     for row in found["conditions"]:
-        ends = f"{row['lo']:.1%} to {row['hi']:.1%}"
-        table.add_row(
-            row["condition"],
-            str(row["studies"]),
-            f"{row['share']:.1%}",
-            ends,
-            f"{row['above']:.1%}",
-        )
+        shares = ("share", "lo", "hi", "above", "above_spline")
+        share, lo, hi, line, spline = (f"{row[key]:.1%}" for key in shares)
+        table.add_row(row["condition"], str(row["studies"]), share, f"{lo} to {hi}", line, spline)
     view.stdout.print(table)
     view.stdout.print(f"the oracle's true residualised AUC is {found['oracle_auc']:.3f}")
 

@@ -1,14 +1,19 @@
 """The interval that holds: Student's t over groups, on the logit scale.
 
-Chosen by simulation (``behaviortrace bench intervals``) among the percentile bootstrap, BCa, the
-studentised bootstrap, Korn and Graubard's exact interval and t intervals on both scales. The
-percentile bootstrap is too narrow with few groups or with groups of very unequal weight, and near 1
-its upper end stops at what was seen. On the logit scale the AUC is nearly symmetric and cannot
-leave [0, 1]; deleting one group at a time gives a spread that few groups do not flatter; and the
-degrees of freedom count groups by their weight.
+Chosen by simulation (``behaviortrace bench intervals --others``). The percentile bootstrap and BCa
+are too narrow with few groups, and near 1, where percentiles end at what was seen. So is t on the
+AUC itself near 1, and the studentised bootstrap fails where many resamples lose no pair. Korn and
+Graubard's exact interval holds but is wider than it need be. Wilson's, with as many trials as the
+groups are worth, is the closest rival: a little narrower, and a little too narrow near 1 where
+groups differ. On the logit scale the AUC is nearly symmetric and cannot leave [0, 1]; deleting one
+group at a time gives a spread that few groups do not flatter; and the degrees of freedom count
+groups by their weight.
 
-Source of the parts: the jackknife over clusters and its degrees of freedom, Bell and McCaffrey
-2002; the logit scale for an AUC, Pepe 2003, section 5.2.
+It holds more than 97% where a handful of groups have a pair or two each, as matched pairs near 1
+do: few outcomes are possible there, and it errs on the safe side.
+
+Source of the parts: the jackknife over clusters, Bell and McCaffrey 2002; groups counted by their
+weight, Kish 1965; the logit scale for an AUC, Pepe 2003, section 5.2.
 """
 
 from __future__ import annotations
