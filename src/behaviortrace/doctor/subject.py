@@ -143,7 +143,7 @@ def of_run(
         model=policy.model,
         rows=_rows(table),
         names=table["rollout_id"].to_list(),
-        sketch=policy.sketch,
+        sketch=run_sketch(run),
         temperature=policy.temperature,
         pad_token_id=_pad(policy),
         micro_batch=policy.micro_batch,
