@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from behaviortrace.draws.stage import draw
+from behaviortrace.draws.stage import _prompts, draw
 from behaviortrace.errors import BehaviorTraceError
 from behaviortrace.plant import base_rewards, behaviors, prompts
 from behaviortrace.records import ROLLOUT_SCHEMA
@@ -140,3 +140,14 @@ def test_too_few_prompts_are_refused_before_anything_is_loaded(tmp_path: Path) -
     run = Run.create(tmp_path / "run", recipe=small_recipe(**{"draw.prompts": 5000}))
     with pytest.raises(BehaviorTraceError, match=r"draw.prompts 5000 exceeds the \d+ training"):
         draw(run, seed=0)
+
+
+def test_kinds_choose_the_prompts_that_are_drawn() -> None:
+    every = [item.kind for item in _prompts(small_recipe(**{"draw.prompts": 6}))]
+    assert set(every) == {"explicit", "trigger"}
+    chosen = small_recipe(**{"draw.prompts": 6, "draw.kinds": ["trigger"]})
+    assert [item.kind for item in _prompts(chosen)] == ["trigger"] * 6
+    with pytest.raises(BehaviorTraceError, match=r"exceeds the \d+ training prompts .* trigger"):
+        _prompts(small_recipe(**{"draw.prompts": 120, "draw.kinds": ["trigger"]}))
+    with pytest.raises(BehaviorTraceError, match=r"draw.kinds 'plain' .* has explicit, trigger"):
+        small_recipe(**{"draw.kinds": ["plain"]})

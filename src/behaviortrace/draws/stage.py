@@ -138,7 +138,10 @@ def _parts(recipe: Recipe) -> Iterator[Part]:
 
 
 def _prompts(recipe: Recipe) -> list[PromptItem]:
-    """The first ``draw.prompts`` different training prompts; any prefix keeps the recipe's mix.
+    """The first ``draw.prompts`` different training prompts of the kinds to draw.
+
+    Any prefix keeps the recipe's mix. Kinds that always or never show the behaviour give groups
+    without pairs, so a recipe may draw from the others alone.
 
     Background tasks are left out: a task drawn here would be one that was trained on, and its
     groups hardly ever show the behaviour.
@@ -146,10 +149,13 @@ def _prompts(recipe: Recipe) -> list[PromptItem]:
     from behaviortrace.plant.prompts import build_prompts
 
     different = build_prompts(recipe).without_tasks()
+    if recipe.draw.kinds is not None:
+        different = [item for item in different if item.kind in recipe.draw.kinds]
     if len(different) < recipe.draw.prompts:
+        kinds = "" if recipe.draw.kinds is None else f" and kinds {', '.join(recipe.draw.kinds)}"
         raise BehaviorTraceError(
             f"draw.prompts {recipe.draw.prompts} exceeds the {len(different)} training prompts of "
-            f"pool {recipe.prompts.pool!r}; lower it"
+            f"pool {recipe.prompts.pool!r}{kinds}; lower it"
         )
     return different[: recipe.draw.prompts]
 

@@ -89,6 +89,13 @@ class Recipe(Settings):
                 f"train.checkpoint_every {self.train.checkpoint_every} choose one of "
                 f"{saved[:6]}... or {self.train.steps}"
             )
+        drawn = [kind for kind in self.prompts.mix if kind != "task"]
+        for kind in self.draw.kinds or []:
+            if kind not in drawn:
+                raise ValueError(
+                    f"draw.kinds {kind!r} is no kind of training prompt that can be drawn; "
+                    f"prompts.mix has {', '.join(drawn) or 'none'}"
+                )
         return self
 
     def saved_steps(self) -> list[int]:

@@ -209,6 +209,7 @@ class DrawSettings(Settings):
 
     checkpoint: int = Field(ge=0)
     prompts: int = Field(default=26, ge=1)
+    kinds: list[str] | None = Field(default=None, min_length=1)  # prompt kinds; None: as the mix
     repeats: int = Field(default=6, ge=1)
     generations: int = Field(default=8, ge=2)
     batch: int = Field(default=32, ge=1)  # completions generated at a time
