@@ -62,7 +62,8 @@ def test_exact_gradients_are_autograds_however_they_are_split(
     weights = [1.0, -2.0, 0.5, 0.0]
     found = exact_gradients(model, rows, SKETCH, weights=weights, pad_token_id=0, floats=floats)
     whole = torch.stack([row_gradient(model, *row) for row in rows]).double()
-    np.testing.assert_allclose(found.grams.sum(0), (whole @ whole.T).numpy(), rtol=1e-5)
+    wanted = (whole @ whole.T).numpy()  # nearly orthogonal pairs have few digits left
+    np.testing.assert_allclose(found.grams.sum(0), wanted, rtol=1e-5, atol=1e-6 * wanted.max())
     slot = Layout(model).slots[3]
     part = whole[:, slot.index : slot.index + slot.size]
     np.testing.assert_allclose(found.grams[3], (part @ part.T).numpy(), rtol=1e-4)

@@ -149,5 +149,7 @@ def test_kinds_choose_the_prompts_that_are_drawn() -> None:
     assert [item.kind for item in _prompts(chosen)] == ["trigger"] * 6
     with pytest.raises(BehaviorTraceError, match=r"exceeds the \d+ training prompts .* trigger"):
         _prompts(small_recipe(**{"draw.prompts": 120, "draw.kinds": ["trigger"]}))
-    with pytest.raises(BehaviorTraceError, match=r"draw.kinds 'plain' .* has explicit, trigger"):
+    with pytest.raises(
+        BehaviorTraceError, match=r"draw.kinds 'plain' .* prompts.mix has trigger, explicit"
+    ):
         small_recipe(**{"draw.kinds": ["plain"]})
