@@ -292,7 +292,7 @@ def test_a_run(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_stored_sketches_of_other_weights_fail(tmp_path: Path) -> None:
-    """The made-up run's rollouts of step 2 were sketched with another model than its checkpoint 2."""
+    """Rollouts of its step 2 were sketched with another model than its checkpoint 2."""
     made = trained_run(tmp_path / "run")
     found = doctor.examine(doctor.of_run(made, 4))
     assert status(found)["stored"] == "fail" and not found["passed"]
