@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ from tests.test_capture_replay import some_rows
 from tests.trainers import VARIED, grpo, lora
 
 SKETCH = CountSketch(4096, seed=1)
+PULLED = os.environ.get("BEHAVIORTRACE_HOME")  # where models were pulled to, if set
 
 
 class Doubled(nn.Linear):
@@ -351,7 +353,10 @@ def test_usage_errors_are_one_line(
 
 
 @pytest.mark.real_model
-def test_smollm2_in_little_time() -> None:
+def test_smollm2_in_little_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("BEHAVIORTRACE_HOME", raising=False)  # the other tests' home
+    if PULLED is not None:
+        monkeypatch.setenv("BEHAVIORTRACE_HOME", PULLED)
     if not smollm2_dir().is_dir():
         pytest.skip("SmolLM2 was not pulled")
     found = doctor.examine(doctor.of_recipe(recipes.load("smollm2-quick"), 3))
