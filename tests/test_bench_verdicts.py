@@ -15,7 +15,7 @@ from behaviortrace.cli.app import main
 
 @pytest.mark.parametrize("condition", ["permuted labels", "unrelated target"])
 def test_where_nothing_is_to_be_found_few_studies_pass(condition: str) -> None:
-    found = verdicts(condition, 60)  # type: ignore[arg-type]
+    found = verdicts(condition, 60)  # type: ignore[arg-type]  # a name from the table
     assert found["share"] <= 0.05 + 2 * np.sqrt(0.05 * 0.95 / 60)
     assert found["above"] <= 0.05 + 2 * np.sqrt(0.05 * 0.95 / 60)
 

@@ -118,7 +118,7 @@ def test_freed_memory_is_kept_unless_the_user_chose() -> None:
     """In a process of its own: a large block is faulted in once, not at every use."""
     script = """
 import mmap, resource, sys
-from behaviortrace.cli.allocator import keep_freed_memory
+from behaviortrace.train.allocator import keep_freed_memory
 import numpy as np
 told = keep_freed_memory()
 def use():

@@ -27,7 +27,6 @@ from behaviortrace.errors import BehaviorTraceError
 from behaviortrace.run import Run
 from behaviortrace.train import grpo as training
 from behaviortrace.train import tiny as tiny_model
-from behaviortrace.train.pull import smollm2_dir
 from tests.models import ARCHITECTURES, tiny
 from tests.reference.analysed_run import trained_run
 from tests.reference.autograd import row_gradient
@@ -357,8 +356,6 @@ def test_smollm2_in_little_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("BEHAVIORTRACE_HOME", raising=False)  # the other tests' home
     if PULLED is not None:
         monkeypatch.setenv("BEHAVIORTRACE_HOME", PULLED)
-    if not smollm2_dir().is_dir():
-        pytest.skip("SmolLM2 was not pulled")
     found = doctor.examine(doctor.of_recipe(recipes.load("smollm2-quick"), 3))
     assert found["passed"], status(found)
     assert found["certificate"]["rms_cosine_error"] < 0.01

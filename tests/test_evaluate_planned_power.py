@@ -151,7 +151,7 @@ def test_a_detectable_auc_is_detected_in_four_of_five_draws() -> None:
 
 def test_more_groups_detect_less_and_groups_for_a_width_suffice() -> None:
     small, large = (Pairing(CASES[0], groups, 8) for groups in (26, 104))
-    assert detectable_auc(small) > detectable_auc(large)  # type: ignore[operator]
+    assert detectable_auc(small) > detectable_auc(large)  # type: ignore[operator]  # None fails here
     assert small.width() == pytest.approx(2 * large.width())
     needed = math.ceil(small.groups_for_width(0.15))
     assert Pairing(CASES[0], needed, 8).width() <= 0.15 < Pairing(CASES[0], needed - 1, 8).width()

@@ -85,6 +85,6 @@ def test_where_nothing_can_be_fitted_nothing_is_explained():
     none = judge(np.ones(6, dtype=bool), flat, {"s": score}, score, control="spline")
     assert none.residualized is not None and np.isnan(none.residualized["s"].point)
     with pytest.raises(BehaviorTraceError, match="residual is 'cubic'"):
-        judge(label, flat, {"s": score}, score, control="cubic")  # type: ignore[arg-type]
+        judge(label, flat, {"s": score}, score, control="cubic")  # type: ignore[arg-type]  # the mistake under test
     with pytest.raises(BehaviorTraceError, match="refit_slope"):
         judge(label, flat, {"s": score}, score, control="spline", refit_slope=True)

@@ -147,7 +147,7 @@ def test_tasks_are_mixed_in_and_kept_out_of_what_is_analysed(name: str) -> None:
         count = Counter(item.kind for item in part)["task"]
         assert abs(count - share * len(part)) <= 2
     asked = [item for item in prompts.train if item.kind == "task"]
-    answers = tasks.Tasks(given_recipe.prompts.tasks).answers  # type: ignore[arg-type]
+    answers = tasks.Tasks(given_recipe.prompts.tasks).answers  # type: ignore[arg-type]  # None fails here
     assert {item.text: item.answer for item in asked}.items() <= answers.items()
     assert all(item.answer is None for item in prompts.train if item.kind != "task")
     pool = pools.load(given_recipe.prompts.pool, given_recipe.behavior)

@@ -13,14 +13,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from behaviortrace import recipe as recipes
 from behaviortrace.checklist import Replicate
 from behaviortrace.errors import BehaviorTraceError
 from behaviortrace.records import Verdict
-from behaviortrace.sweep import Job, Plan, address, make_plan
+from behaviortrace.sweep import Job, Plan, address, make_plan, tables
 from behaviortrace.sweep.conclusion import conclusion, tone
 from behaviortrace.sweep.executors import LocalExecutor, Standing, environment, execute
 from behaviortrace.sweep.manifest import Book, begun, refuse_another
@@ -305,15 +304,23 @@ def test_replicates_are_summed_up() -> None:
     replicates = [Replicate(s, d, auc, auc - 0.05, auc + 0.05) for (s, d), auc in values.items()]
     found = summarise_replicates(replicates)
     assert found["replicates"] == 3 and found["separating"] == 2
-    np.testing.assert_allclose(found["mean_auc"], (0.6 + 0.7 + 0.4) / 3)
-    np.testing.assert_allclose(found["mean_auc_by_seed"]["0"], 0.65)
-    assert summarise_replicates([])["mean_auc"] is None
+    assert [row["flips"] for row in found["sign_flips"]] == [False, False]
+    mean = found["components"]["mean"]
+    assert mean["lo"] < mean["point"] < mean["hi"] and found["components_missing"] is None
+    assert tables.replicates(found).rows and tables.sign_flips(found).rows
+
+
+def test_too_few_replicates_say_why_nothing_is_compared() -> None:
+    for few in ([], [Replicate(0, "a", 0.6, 0.55, 0.65)]):
+        found = summarise_replicates(few)
+        assert found["components"] is None
+        assert tables.replicates(found).reason == f"{found['components_missing']}."
 
 
 def checklist_of(**changes: str) -> list[Verdict]:
     lines = ("integrity", "emergence", "coverage", "embedding", "norm_control", "headroom")
     lines += ("fluency", "replication", "in_context")
-    return [Verdict(n, n, changes.get(n, "pass"), "") for n in lines]  # type: ignore[arg-type]
+    return [Verdict(n, n, changes.get(n, "pass"), "") for n in lines]  # type: ignore[arg-type]  # statuses by word
 
 
 def test_a_level_is_believed_where_every_run_says_so() -> None:

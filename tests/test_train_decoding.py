@@ -39,7 +39,7 @@ def test_only_few_rows_without_gradient_go_the_quick_way(monkeypatch: pytest.Mon
 
 def test_a_forward_of_ones_own_is_kept() -> None:
     layer = torch.nn.Linear(4, 4)
-    own = layer.forward = lambda x: x + 1  # type: ignore[method-assign, misc]
+    own = layer.forward = lambda x: x + 1  # type: ignore[method-assign, misc]  # a user's own forward
     with quick_decoding(layer):
         pass
     assert layer.forward is own

@@ -57,7 +57,7 @@ def _add_block(context: Any, out: Any, values: Any, signs: Any) -> Any:
 
     Written as LLVM vectors of eight, which every target has instructions for: from a plain loop
     the compiler makes code that counts references and checks for overlap in every block, which
-    takes three times as long. The sign is applied as one XOR.
+    costs more than the adding. The sign is applied as one XOR.
     """
     signature = types.float32(types.uintp, types.uintp, types.uint64)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from behaviortrace.checklist.evidence import Evidence, Replicate
@@ -46,9 +46,7 @@ def replication(evidence: Evidence) -> Finding:
             {"seed": r.seed, "draw": r.draw, "auc": r.auc, "lo": r.lo, "hi": r.hi} for r in every
         ],
         "separating": separating if total else None,
-        "sign_flips": sign_flips(
-            [r.seed for r in every], [r.auc for r in every], [r.lo for r in every]
-        ),
+        "sign_flips": flips_of(every),
     }
     how = remedy(max(seeds_needed, 2), max(draws_needed, 2))
     if not total:
@@ -63,8 +61,8 @@ def replication(evidence: Evidence) -> Finding:
             facts,
             limits,
         )
-    found = _components(every)
-    facts["components"] = _facts(found)
+    found = components_of(every)
+    facts["components"] = facts_of(found)
     held = f"{separating} of {total} draws over {_count(len(draws), 'seed')} separate above 0.5"
     flipped = sum(row["flips"] for row in facts["sign_flips"])
     said = (
@@ -80,7 +78,12 @@ def replication(evidence: Evidence) -> Finding:
     return Finding("pass", f"{said}: {side[found.verdict]} throughout", facts, limits)
 
 
-def _components(every: tuple[Replicate, ...]) -> Components:
+def components_of(every: Sequence[Replicate]) -> Components:
+    """Variance components of the replicates; see :func:`~behaviortrace.evaluate.components`.
+
+    Raises:
+        BehaviorTraceError: too few to tell seeds from draws.
+    """
     return components(
         [r.seed for r in every],
         [r.auc for r in every],
@@ -88,7 +91,13 @@ def _components(every: tuple[Replicate, ...]) -> Components:
     )
 
 
-def _facts(found: Components) -> Mapping[str, Any]:
+def flips_of(every: Sequence[Replicate]) -> list[dict[str, Any]]:
+    """What each draw alone would have said, a row a seed (P6)."""
+    return sign_flips([r.seed for r in every], [r.auc for r in every], [r.lo for r in every])
+
+
+def facts_of(found: Components) -> Mapping[str, Any]:
+    """Components and their verdict, as they are stored."""
     return dataclasses.asdict(found) | {"verdict": found.verdict}
 
 

@@ -9,9 +9,9 @@ import typer
 from typer.exceptions import TyperException
 
 from behaviortrace.cli import bench, judge, models, pipeline, pitfall, plan, stages, sweep
-from behaviortrace.cli.allocator import keep_freed_memory
 from behaviortrace.cli.doctor import doctor
 from behaviortrace.errors import BehaviorTraceError
+from behaviortrace.train.allocator import keep_freed_memory
 
 app = typer.Typer(
     name="behaviortrace",

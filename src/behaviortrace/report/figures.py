@@ -31,41 +31,23 @@ def emergence(evidence: Evidence, cutoff: int | None) -> style.Picture:
         cutoff: first step after the contamination window; None where nothing was planted.
     """
     title = "How the behaviour emerged"
-    probes = _points(evidence.emergence())
+    probes = points_of(evidence.emergence())
     if not probes:
         return style.Picture(title, reason="No held-out probe was answered.")
-    controls = _points(evidence.emergence("s_b_controls"))
+    controls = points_of(evidence.emergence("s_b_controls"))
     last, bar = max(step for step, _ in probes), evidence.thresholds.emergence
+    lines = [(probes, DIRECTION, "held-out probes, "), (controls, CONTROL, "controls, ")]
+    lines = [line for line in lines if line[0]]
+    *ends, bar_label = spread([*(points[-1][1] for points, _, _ in lines), bar])
     with style.canvas(3.1) as figure:
         axes = figure.add_subplot()
-        axes.set_ylim(-0.03, 1.05)
-        axes.set_xlim(-0.01 * max(last, 1), 1.2 * max(last, 1))
-        axes.set_xticks([t for t in axes.get_xticks() if 0 <= t <= last])
-        if cutoff:
-            axes.axvspan(0, cutoff, color=MAGNITUDE, alpha=0.13, linewidth=0)
-            axes.text(0, 1.07, " contamination window", fontsize=9, color=MAGNITUDE, va="bottom")
-        axes.plot([0, last], [bar, bar], color=MUTED, linewidth=0.9, linestyle=(0, (4, 3)))
-        lines = [(probes, DIRECTION, "held-out probes, "), (controls, CONTROL, "controls, ")]
-        lines = [line for line in lines if line[0]]
-        *ends, bar_label = spread([*(points[-1][1] for points, _, _ in lines), bar])
+        emergence_axes(axes, last, bar, bar_label, cutoff)
         for (points, color, label), height in zip(lines, ends, strict=True):
             x, y = zip(*points, strict=True)
             axes.plot(x, y, color=color, linewidth=2, marker="o", markersize=5, clip_on=False)
             axes.text(
                 1.025 * last, height, f"{label}{y[-1]:.2f}", color=color, va="center", fontsize=9.5
             )
-        axes.text(
-            1.025 * last,
-            bar_label,
-            f"needed: above {bar:g}",
-            color=MUTED,
-            va="center",
-            fontsize=8.5,
-        )
-        axes.set_xlabel("training step of the checkpoint")
-        axes.set_ylabel("share showing the behaviour")
-        axes.tick_params(axis="y", labelcolor=MUTED, labelsize=9)
-        axes.spines["bottom"].set_bounds(0, last)
         alt = "Share of probes showing the behaviour: " + ", ".join(
             f"{y:.2f} at step {x}" for x, y in probes
         )
@@ -74,6 +56,31 @@ def emergence(evidence: Evidence, cutoff: int | None) -> style.Picture:
             "step 0 is the model after its warm-up and before RL."
         )
         return style.picture(figure, title=title, caption=caption, alt=alt)
+
+
+def emergence_axes(axes: Any, last: int, bar: float, bar_label: float, cutoff: int | None) -> None:
+    """Axes for s_b over training steps.
+
+    Args:
+        axes: what to draw on.
+        last: step of the last checkpoint.
+        bar: what s_b must exceed.
+        bar_label: height at which that is said.
+        cutoff: first step after the contamination window; 0 or None where nothing was planted.
+    """
+    axes.set_ylim(-0.03, 1.05)
+    axes.set_xlim(-0.01 * max(last, 1), 1.2 * max(last, 1))
+    axes.set_xticks([t for t in axes.get_xticks() if 0 <= t <= last])
+    if cutoff:
+        axes.axvspan(0, cutoff, color=MAGNITUDE, alpha=0.13, linewidth=0)
+        axes.text(0, 1.07, " contamination window", fontsize=9, color=MAGNITUDE, va="bottom")
+    axes.plot([0, last], [bar, bar], color=MUTED, linewidth=0.9, linestyle=(0, (4, 3)))
+    said = f"needed: above {bar:g}"
+    axes.text(1.025 * last, bar_label, said, color=MUTED, va="center", fontsize=8.5)
+    axes.set_xlabel("training step of the checkpoint")
+    axes.set_ylabel("share showing the behaviour")
+    axes.tick_params(axis="y", labelcolor=MUTED, labelsize=9)
+    axes.spines["bottom"].set_bounds(0, last)
 
 
 def step_level(evidence: Evidence) -> style.Picture:
@@ -280,7 +287,8 @@ def _beside(axes: Axes, row: rows.Row, y: float, label: str, color: str) -> None
     )
 
 
-def _points(rates: dict[int, float | None]) -> list[tuple[int, float]]:
+def points_of(rates: dict[int, float | None]) -> list[tuple[int, float]]:
+    """The checkpoints at which a rate is defined, with the rate."""
     return [(step, rate) for step, rate in rates.items() if rate is not None]
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from behaviortrace.checklist import rows
 from behaviortrace.report import style
-from behaviortrace.report.figures import mark_interval, spread
-from behaviortrace.report.style import CONTROL, DIRECTION, MAGNITUDE, MUTED
+from behaviortrace.report.figures import emergence_axes, mark_interval, points_of, spread
+from behaviortrace.report.style import CONTROL, DIRECTION, MAGNITUDE
 from behaviortrace.sweep.merge import Member
 
 _SCORES = (("direction", "residualized", DIRECTION), ("norm", "residualized", MAGNITUDE))
@@ -24,38 +24,26 @@ def emergence(members: Sequence[Member], cutoff: int) -> style.Picture:
         cutoff: first step after the contamination window; 0 where nothing was planted.
     """
     title = "How the behaviour emerged, by seed"
-    lines = [(m.seed, _defined(m.evidence.emergence())) for m in members]
+    lines = [(m.seed, points_of(m.evidence.emergence())) for m in members]
     lines = [(seed, points) for seed, points in lines if points]
     if not lines:
         return style.Picture(title, reason="no held-out probe was answered.")
-    controls = [_defined(m.evidence.emergence("s_b_controls")) for m in members]
+    controls = [points_of(m.evidence.emergence("s_b_controls")) for m in members]
     last = max(step for _, points in lines for step, _ in points)
     bar = members[0].evidence.thresholds.emergence
+    *ends, bar_label = spread([*(points[-1][1] for _, points in lines), bar])
     with style.canvas(3.1) as figure:
         axes = figure.add_subplot()
-        axes.set_ylim(-0.03, 1.05)
-        axes.set_xlim(-0.01 * max(last, 1), 1.2 * max(last, 1))
-        axes.set_xticks([t for t in axes.get_xticks() if 0 <= t <= last])
-        if cutoff:
-            axes.axvspan(0, cutoff, color=MAGNITUDE, alpha=0.13, linewidth=0)
-            axes.text(0, 1.07, " contamination window", fontsize=9, color=MAGNITUDE, va="bottom")
-        axes.plot([0, last], [bar, bar], color=MUTED, linewidth=0.9, linestyle=(0, (4, 3)))
+        emergence_axes(axes, last, bar, bar_label, cutoff)
         for points in controls:
             if points:
                 axes.plot(*zip(*points, strict=True), color=CONTROL, linewidth=1.2)
-        *ends, bar_end = spread([*(points[-1][1] for _, points in lines), bar])
         dashes = itertools.cycle(_DASHES)
         for (seed, points), height, dash in zip(lines, ends, dashes, strict=False):
             x, y = zip(*points, strict=True)
             axes.plot(x, y, color=DIRECTION, linestyle=dash, linewidth=1.8, marker="o", ms=4)
             said = f"seed {seed}, {y[-1]:.2f}"
             axes.text(1.025 * last, height, said, color=DIRECTION, va="center", fontsize=9.5)
-        needed = f"needed: above {bar:g}"
-        axes.text(1.025 * last, bar_end, needed, color=MUTED, va="center", fontsize=8.5)
-        axes.set_xlabel("training step of the checkpoint")
-        axes.set_ylabel("share showing the behaviour")
-        axes.tick_params(axis="y", labelcolor=MUTED, labelsize=9)
-        axes.spines["bottom"].set_bounds(0, last)
         alt = "; ".join(
             f"seed {seed}: " + ", ".join(f"{y:.2f} at step {x}" for x, y in points)
             for seed, points in lines
@@ -101,7 +89,3 @@ def decisive(members: Sequence[Member]) -> style.Picture:
             "should not depend on the seed or the draw."
         )
         return style.picture(figure, title=title, caption=caption, alt="; ".join(said))
-
-
-def _defined(rates: dict[int, float | None]) -> list[tuple[int, float]]:
-    return [(step, rate) for step, rate in rates.items() if rate is not None]

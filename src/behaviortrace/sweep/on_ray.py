@@ -74,7 +74,7 @@ class RayExecutor:
                 log_to_driver=False,
                 logging_level="ERROR",
             )
-        except Exception as error:
+        except Exception as error:  # Ray raises many kinds; the reason is passed on
             first = next(iter(str(error).splitlines()), type(error).__name__)
             raise BehaviorTraceError(
                 f"Ray does not start on this machine: {first}; use --executor local"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from behaviortrace.checklist.evidence import Replicate
+from behaviortrace.checklist.replication import components_of, facts_of, flips_of
+from behaviortrace.errors import BehaviorTraceError
 
 
 def summarise_replicates(replicates: Sequence[Replicate]) -> dict[str, Any]:
@@ -20,19 +20,19 @@ def summarise_replicates(replicates: Sequence[Replicate]) -> dict[str, Any]:
         replicates: the decisive rollout-level result of every draw of every run.
 
     Returns:
-        ``replicates`` and ``separating``, their numbers; ``mean_auc`` over all, and
-        ``mean_auc_by_seed`` over the draws of each seed. A mean is None where there is none.
+        ``replicates`` and ``separating``, their numbers; ``sign_flips``, a row a seed; and
+        ``components``, those of the checklist's replication line, or None where there are too few
+        to tell seeds from draws, with the reason in ``components_missing`` (else None).
     """
-    seeds = sorted({replicate.seed for replicate in replicates})
+    found, missing = None, None
+    try:
+        found = dict(facts_of(components_of(replicates)))
+    except BehaviorTraceError as error:
+        missing = str(error)
     return {
         "replicates": len(replicates),
         "separating": sum(replicate.separates for replicate in replicates),
-        "mean_auc": _mean([r.auc for r in replicates]),
-        "mean_auc_by_seed": {
-            str(seed): _mean([r.auc for r in replicates if r.seed == seed]) for seed in seeds
-        },
+        "sign_flips": flips_of(replicates),
+        "components": found,
+        "components_missing": missing,
     }
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return float(np.mean(values)) if values else None

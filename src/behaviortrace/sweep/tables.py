@@ -65,14 +65,38 @@ def decisive(members: Sequence[Member]) -> Table:
 
 
 def replicates(summary: Mapping[str, Any]) -> Table:
-    """What the replicates say together, name by name."""
-    body = []
-    for key, value in summary.items():
-        parts = value.items() if isinstance(value, Mapping) else [("", value)]
-        for part, inner in parts:
-            pattern = ".0f" if isinstance(inner, int) else ".3f"
-            body.append([word(f"{key.replace('_', ' ')} {part}".strip()), number(inner, pattern)])
-    return Table("Over all replicates", ["What", "Value"], body)
+    """Mean and variance components of the decisive AUC over all replicates."""
+    caption = "Decisive AUC over all replicates, 95% interval"
+    found = summary["components"]
+    if found is None:
+        return Table(caption, reason=f"{summary['components_missing']}.")
+    names = {
+        "mean": "mean over seeds",
+        "fresh": "a further draw of a further seed",
+        "between_seeds": "standard deviation between seeds",
+        "between_draws": "standard deviation between draws",
+        "within_draw": "standard error within a draw",
+    }
+    body = [[word(said), interval(found[key], "point", "undefined")] for key, said in names.items()]
+    return Table(caption, ["What", "AUC"], body)
+
+
+def sign_flips(summary: Mapping[str, Any]) -> Table:
+    """What single draws would have said, seed by seed (the paper's P6)."""
+    caption = "Sign flips: what each seed's draws alone would have said"
+    if not summary["sign_flips"]:
+        return Table(caption, reason="No draw has a rollout-level result.")
+    body = [
+        [
+            number(row["seed"], ".0f"),
+            number(row["draws"], ".0f"),
+            number(row["above"], ".0f"),
+            number(row["separating"], ".0f"),
+            word("yes" if row["flips"] else "no"),
+        ]
+        for row in summary["sign_flips"]
+    ]
+    return Table(caption, ["Seed", "Draws", "Above 0.5", "Interval above 0.5", "Flips"], body)
 
 
 def step_level(members: Sequence[Member]) -> Table:

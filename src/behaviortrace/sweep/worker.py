@@ -61,8 +61,10 @@ def work(job: Job) -> None:
     import torch
 
     from behaviortrace.pipeline import analyse
+    from behaviortrace.train.allocator import keep_freed_memory
     from behaviortrace.train.grpo import run_training
 
+    keep_freed_memory()
     torch.set_num_threads(job.threads)
     with _alone(job):
         run = open_run(job)
@@ -118,7 +120,7 @@ def guarded(text: str) -> None:
         work(job)
     except BehaviorTraceError as error:
         outcome = {"ended": "refused", "reason": " ".join(str(error).split())}
-    except Exception as error:
+    except Exception as error:  # told by the outcome, with its traceback in the run's log
         traceback.print_exc()
         what = " ".join(str(error).split())
         outcome = {"ended": "broken", "reason": f"{type(error).__name__}: {what}"}

@@ -2,8 +2,7 @@
 
 Training allocates and frees the same tens of megabytes in every layer. glibc hands large blocks
 back to the kernel when they are freed, so that every use begins with page faults, which are dear on
-virtual machines: with SmolLM2-135M on two virtual cores keeping them took 17% off a forward and
-backward.
+virtual machines.
 """
 
 from __future__ import annotations
