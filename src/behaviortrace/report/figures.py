@@ -70,6 +70,7 @@ def emergence_axes(axes: Any, last: int, bar: float, bar_label: float, cutoff: i
     """
     axes.set_ylim(-0.03, 1.05)
     axes.set_xlim(-0.01 * max(last, 1), 1.2 * max(last, 1))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xticks([t for t in axes.get_xticks() if 0 <= t <= last])
     if cutoff:
         axes.axvspan(0, cutoff, color=MAGNITUDE, alpha=0.13, linewidth=0)
