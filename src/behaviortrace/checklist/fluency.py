@@ -108,7 +108,8 @@ def _describe(source: str, found: dict[str, Any]) -> str:
         power = "powered" if found["matched_powered"] else "not powered"
         seen = found["matched_detectable"]
         smallest = "" if seen is None else f", AUC {seen:.3f} detectable at 80%"
-        matched = f"{found['matched_pairs']} matched pairs ({power}{smallest})"
+        pairs = "pair" if found["matched_pairs"] == 1 else "pairs"
+        matched = f"{found['matched_pairs']} matched {pairs} ({power}{smallest})"
     kind = f" ({found['interval']})" if found["interval"] else ""
     parts = [
         f"{source} has direction {found['auc']:.3f} [{found['lo']:.3f}, {found['hi']:.3f}]{kind}",

@@ -129,11 +129,11 @@ def rollout_level(evidence: Evidence) -> style.Picture:
             )
             if score == "direction":
                 axes.text(
-                    -0.3,
+                    -0.015,
                     y + 0.72,
                     _label(source),
                     transform=axes.get_yaxis_transform(),
-                    ha="left",
+                    ha="right",
                     va="center",
                     fontsize=9.5,
                     fontweight="bold",
