@@ -197,7 +197,12 @@ def test_the_page_is_whole_and_links_to_the_runs(unbroken: tuple[Path, dict[str,
     assert "http" not in page.replace("http-equiv", "")
     assert page.count("<img") == 4  # two figures, light and dark
     assert printed["conclusion"] in page.replace("&#39;", "'")
-    for said in ("Multiple seeds and generation draws agree", "seed-101", "Over all replicates"):
+    for said in (
+        "Multiple seeds and generation draws agree",
+        "seed-101",
+        "Decisive AUC over all replicates",
+        "Sign flips",
+    ):
         assert said in page
     for replicate in printed["replicates"]:
         assert f"{replicate['auc']:.3f} [" in page
