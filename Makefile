@@ -3,6 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || echo python3)
 VENV := .venv
 BIN := $(VENV)/bin
 DEMO ?= runs/demo
+WORKERS ?= 2
 
 .PHONY: setup tasks demo test lint types clean
 
@@ -40,7 +41,7 @@ types: setup
 
 test: lint types tasks
 	$(BIN)/behaviortrace models pull smollm2
-	$(BIN)/python -m pytest --cov=behaviortrace --cov-report=term --cov-fail-under=90
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --cov=behaviortrace --cov-report=term --cov-fail-under=90
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .coverage

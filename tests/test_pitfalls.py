@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from pathlib import Path
@@ -10,12 +11,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from markupsafe import escape
 
 from behaviortrace import cli, pitfalls
 from behaviortrace.capture import replay
 from behaviortrace.capture.slices import SliceSink
 from behaviortrace.errors import BehaviorTraceError
 from behaviortrace.evaluate.precision import ceiling
+from behaviortrace.pitfalls import stage
+from behaviortrace.pitfalls.headroom import no_headroom
+from behaviortrace.report.page import render
+from behaviortrace.report.stage import page_of
 from behaviortrace.run import Run
 from tests.models import ARCHITECTURES, VOCABULARY, tiny
 from tests.reference.analysed_run import analysed_run, policy
@@ -222,3 +228,46 @@ def test_undefined_numbers_are_null(blind: Run) -> None:
         values = [v for row in found.table.to_dicts() for v in row.values()]
         values += list(found.facts.values())
         assert not any(isinstance(v, float) and math.isnan(v) for v in values)
+
+
+def test_they_are_stored_and_shown_in_the_report(telling: Run) -> None:
+    found = stage.demonstrate(telling)
+    assert [each.name for each in found] == ["cliff", "headroom", "constructed", "fluency"]
+    stage.keep(telling, dataclasses.replace(found[0], name="slice", title="P3: made up"))
+    loaded, missing = stage.load(telling)
+    assert [each.title[:2] for each in loaded] == ["P1", "P2", "P3", "P4", "P5"]
+    assert missing == {}
+    fresh = {each.name: each.as_json() for each in found}
+    for each in loaded:
+        if each.name != "slice":
+            assert each.as_json() == fresh[each.name]
+    page = page_of(telling)
+    assert [p.title for p in page.pitfalls] == [each.title for each in loaded]
+    text = render(page)
+    for each in loaded:
+        assert str(escape(each.sentence)).replace("-", "−") in text
+        assert str(escape(each.rule)) in text
+
+
+def test_what_cannot_be_shown_is_named_with_its_reason(tmp_path: Path) -> None:
+    run = planted_run(tmp_path / "run")
+    run.save_json("results/pitfalls", [{"name": "constructed", "missing": "no <draw>"}])
+    loaded, missing = stage.load(run)
+    assert loaded == [] and missing["constructed"] == "no <draw>"
+    assert "pitfall slice" in missing["slice"]
+    text = render(page_of(run))
+    assert "no &lt;draw&gt;" in text and "<draw>" not in text
+
+
+def test_each_shows_where_it_was_planted(blind: Run, telling: Run) -> None:
+    assert pitfalls.cliff(blind).shows is True
+    assert pitfalls.cliff(telling).shows is not True
+    assert pitfalls.fluency(blind).shows is True
+    assert pitfalls.fluency(telling).shows is False
+    assert pitfalls.headroom(blind).shows is True
+    assert pitfalls.headroom(telling).shows is True  # by step; by rollout it gains
+    assert no_headroom(0.40, 0.30, 0.34) is False
+    assert no_headroom(0.40, 0.30, 0.36) is True
+    assert no_headroom(0.40, 0.36, 0.30) is True
+    assert no_headroom(0.40, 0.30, None) is None
+    assert pitfalls.constructed(blind).shows is True

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import pytest
 
 from behaviortrace import recipe as recipes
@@ -23,6 +24,7 @@ from behaviortrace.sweep import Job, Plan, address, make_plan, tables
 from behaviortrace.sweep.conclusion import conclusion, tone
 from behaviortrace.sweep.executors import LocalExecutor, Standing, environment, execute
 from behaviortrace.sweep.manifest import Book, begun, refuse_another
+from behaviortrace.sweep.merge import PITFALL_SCHEMA
 from behaviortrace.sweep.plan import cores, draw_seeds
 from behaviortrace.sweep.replicates import summarise_replicates
 
@@ -308,6 +310,30 @@ def test_replicates_are_summed_up() -> None:
     mean = found["components"]["mean"]
     assert mean["lo"] < mean["point"] < mean["hi"] and found["components_missing"] is None
     assert tables.replicates(found).rows and tables.sign_flips(found).rows
+
+
+def test_one_run_is_not_enough_where_draws_disagree() -> None:
+    def said(*ends: tuple[float, float]) -> bool | None:
+        made = [Replicate(0, str(i), auc, lo, 1.0) for i, (auc, lo) in enumerate(ends)]
+        return summarise_replicates(made)["disagree"]
+
+    assert said((0.7, 0.6)) is None
+    assert said((0.7, 0.6), (0.8, 0.55)) is False
+    assert said((0.7, 0.6), (0.6, 0.45)) is True  # one interval excludes 0.5
+    assert said((0.6, 0.4), (0.4, 0.3)) is True  # they are on different sides
+
+
+def test_the_pitfalls_are_one_table_with_the_sixth_over_all() -> None:
+    shown = pl.DataFrame(
+        [("cliff", "P1: cliff", 0, True, "", "{}"), ("slice", "P3: slice", 1, None, "", "{}")],
+        schema=PITFALL_SCHEMA,
+        orient="row",
+    )
+    found = tables.pitfalls(shown, {"disagree": True}, [0, 1])
+    text = [[cell.text for cell in row] for row in found.rows]
+    assert text[0] == ["P1: cliff", "shows", "—"] and text[1] == ["P3: slice", "—", "undecided"]
+    assert text[2][0].startswith("P6") and text[2][1] == "shows, over all seeds"
+    assert all(len(row) == len(found.columns) for row in found.rows)
 
 
 def test_too_few_replicates_say_why_nothing_is_compared() -> None:

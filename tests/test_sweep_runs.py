@@ -208,6 +208,56 @@ def test_the_page_is_whole_and_links_to_the_runs(unbroken: tuple[Path, dict[str,
         assert f"{replicate['auc']:.3f} [" in page
 
 
+def tables(root: Path) -> dict[str, pl.DataFrame]:
+    return {path.stem: pl.read_parquet(path) for path in (root / "results").glob("*.parquet")}
+
+
+def test_a_copy_without_weights_gives_the_same_tables(
+    unbroken: tuple[Path, dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root, printed = unbroken
+    copy = tmp_path / "copy"
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["export", str(root), "--out", str(copy)])
+    assert not stop.value.code
+    assert not list(copy.rglob("*.safetensors")) and not list(copy.rglob(".lock"))
+    before = tables(root)
+    assert set(before) == {"rows", "replicates", "emergence", "pitfalls"}
+    assert set(before["pitfalls"]["pitfall"]) >= {"cliff", "headroom", "fluency"}
+    # Spoil what is derived, then make it again from the rows.
+    for entry in printed["runs"]:
+        run = Run.open(copy / entry["folder"])
+        run.save_table("results/rollout_level", run.table("results/rollout_level").head(0))
+        run.save_json("results/pitfalls", [])
+        level = run.table("results/seed-101/token_level")
+        run.save_table("results/seed-101/token_level", level.head(0))
+    (copy / "results" / "rows.csv").unlink()
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["merge", str(copy), "--evaluate", "--json"])
+    assert not stop.value.code
+    again = json.loads(capsys.readouterr().out)
+    for name, frame in tables(copy).items():
+        assert frame.equals(before[name]), name
+    assert (copy / "results" / "rows.csv").read_bytes() == (
+        root / "results" / "rows.csv"
+    ).read_bytes()
+    for key in ("replicates", "summary", "verdicts", "conclusion"):
+        assert again[key] == printed[key]
+
+
+def test_merging_refuses_a_damaged_run_and_what_is_no_sweep(
+    copied: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shard = next(copied.glob("runs/*/rollouts/*.parquet"))
+    shard.write_bytes(shard.read_bytes()[:-1])
+    for where, said in ((copied, "is damaged"), (tmp_path, "is not a sweep")):
+        with pytest.raises(SystemExit) as stop:
+            cli.main(["merge", str(where)])
+        error = capsys.readouterr().err
+        assert stop.value.code == 2 and said in error and error.count("\n") == 1
+
+
 def test_a_rerun_does_nothing_that_is_done(
     copied: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

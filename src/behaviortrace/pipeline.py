@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from behaviortrace.errors import BehaviorTraceError
 
@@ -36,7 +36,6 @@ def analyse(
     from behaviortrace.checklist.stage import check
     from behaviortrace.draws.checkpoint import need_recipe
     from behaviortrace.draws.stage import draw
-    from behaviortrace.evaluate.stage import evaluate
     from behaviortrace.report.stage import report
     from behaviortrace.targets.stage import make_targets
     from behaviortrace.train.progress import Clock
@@ -69,6 +68,16 @@ def score(run: Run, progress: Progress | None) -> int:
     if run.draws():
         token_rows(run, progress=progress)
     return rows
+
+
+def evaluate(run: Run) -> dict[str, Any]:
+    """The result tables and the pitfalls of a scored run, from its rows alone; the summary."""
+    from behaviortrace.evaluate.stage import evaluate as tables
+    from behaviortrace.pitfalls.stage import demonstrate
+
+    summary = tables(run)
+    demonstrate(run)
+    return summary
 
 
 def _holds_targets(run: Run) -> bool:

@@ -34,6 +34,8 @@ def options(
 app.command("recipes")(pipeline.recipes)
 app.command("run")(pipeline.run)
 app.command("sweep")(sweep.sweep)
+app.command("merge")(sweep.merge)
+app.command("export")(sweep.export)
 app.command("plan")(plan.plan)
 app.command("draw")(stages.draw)
 app.command("target")(stages.target)

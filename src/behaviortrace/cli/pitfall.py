@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
+from rich.text import Text
 
 from behaviortrace.cli import stages, view
 
@@ -13,8 +14,6 @@ if TYPE_CHECKING:
     from behaviortrace.pitfalls import Demonstration
 
 app = typer.Typer(help="The paper's pitfalls, each shown on a run.")
-
-_ENDS = ("_lo", "_hi")
 
 
 @app.callback()
@@ -48,11 +47,18 @@ def slice_misses(
     limit: Annotated[int, typer.Option(min=1, help="Completions to replay.")] = 160,
     as_json: stages.Json = False,
 ) -> None:
-    """P3: a slice of the first coordinates misses the behaviour; a sketch does not."""
-    from behaviortrace.pitfalls import slice_misses as show
+    """P3: a slice of the first coordinates misses the behaviour; a sketch does not.
 
+    The only one that replays completions: it takes minutes on a CPU. The run keeps what was found,
+    and its report shows it beside the others.
+    """
+    from behaviortrace.pitfalls import slice_misses as show
+    from behaviortrace.pitfalls.stage import keep
+
+    opened = stages.open_run(run)
     with view.progress_bars() as progress:
-        found = show(stages.open_run(run), size=size, draw=draw, limit=limit, progress=progress)
+        found = show(opened, size=size, draw=draw, limit=limit, progress=progress)
+    keep(opened, found)
     _print(found, as_json)
 
 
@@ -83,25 +89,14 @@ def _print(found: Demonstration, as_json: bool) -> None:
     view.stdout.print(found.title, highlight=False, markup=False)
     view.stdout.print(_table(found))
     view.stdout.print(found.sentence, highlight=False, markup=False)
+    told = {True: "Shows", False: "Does not show", None: "Undecided"}[found.shows]
+    view.stdout.print(f"{told}. It shows where {found.rule}.", highlight=False, markup=False)
 
 
 def _table(found: Demonstration) -> Table:
     """The demonstration's table, each point with its interval in one column."""
-    names = [name for name in found.table.columns if not name.endswith(_ENDS)]
-    table = Table(*(name.replace("_", " ") for name in names), box=None, padding=(0, 2, 0, 0))
-    for row in found.table.iter_rows(named=True):
-        table.add_row(*(_cell(row, name) for name in names))
+    heads, body = found.grid()
+    table = Table(*heads, box=None, padding=(0, 2, 0, 0))
+    for row in body:
+        table.add_row(*(Text("-" if cell is None else cell) for cell in row))
     return table
-
-
-def _cell(row: dict[str, Any], name: str) -> str:
-    value = row[name]
-    if value is None:
-        return "-"
-    if not isinstance(value, float):
-        return str(value)
-    stem = name if f"{name}_lo" in row else name.rsplit("_", 1)[0]
-    lo, hi = row.get(f"{stem}_lo"), row.get(f"{stem}_hi")
-    is_point = stem == name or name.endswith(("_auc", "_mean"))
-    ends = f" [{lo:.3f}, {hi:.3f}]" if is_point and lo is not None and hi is not None else ""
-    return f"{value:.3f}{ends}"

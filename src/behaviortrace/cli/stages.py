@@ -87,11 +87,9 @@ def score(run: RunPath) -> None:
 
 
 def evaluate(run: RunPath, as_json: Json = False) -> None:
-    """Precision, within-group AUC with fluency control, token level."""
-    from behaviortrace.evaluate.stage import evaluate as judge
-
+    """Precision, within-group AUC with fluency control, token level; the pitfalls."""
     opened = open_run(run)
-    summary = judge(opened)
+    summary = pipeline.evaluate(opened)
     if as_json:
         tables = ("step_level", "rollout_precision", "rollout_level", "token_level")
         found = {

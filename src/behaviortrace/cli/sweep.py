@@ -62,6 +62,44 @@ def sweep(
         raise typer.Exit(1)
 
 
+def merge(
+    root: Annotated[Path, typer.Argument(help="Directory of a sweep, or of an exported copy.")],
+    evaluate: Annotated[
+        bool, typer.Option("--evaluate", help="Make the runs' tables anew from their rows too.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> None:
+    """Judge and merge a sweep's finished runs again: tables, figures, pages. Trains nothing."""
+    from behaviortrace.sweep.stage import merge_again
+
+    found = merge_again(root, evaluate=evaluate)
+    if as_json:
+        view.print_json(_as_json(found))
+    else:
+        _print(found)
+
+
+def export(
+    source: Annotated[Path, typer.Argument(help="Directory of an evaluated run, or of a sweep.")],
+    out: Annotated[Path, typer.Option(help="Directory of the copy; new or empty.")],
+) -> None:
+    """Copy a run or a sweep without weights and sketches: small enough to keep and to publish.
+
+    Tables, figures, verdicts and pages can be made again from the copy (evaluate, check, report,
+    merge); drawing, scoring and training cannot go on from it.
+    """
+    from behaviortrace.run import Run
+    from behaviortrace.sweep.export import export as copy_sweep
+    from behaviortrace.sweep.manifest import NAME
+
+    if (source / NAME).is_file():
+        copy_sweep(source, out)
+    else:
+        Run.open(source).export(out)
+    size = sum(file.stat().st_size for file in out.rglob("*") if file.is_file())
+    view.stdout.print(f"{out}: {size / 1e6:.1f} MB", markup=False, highlight=False)
+
+
 def _numbers(seeds: str) -> list[int]:
     try:
         return [int(part) for part in seeds.split(",")]

@@ -28,8 +28,8 @@ def evaluate(run: Run) -> dict[str, Any]:
     """Evaluate a scored run and store its results.
 
     Stored are the tables ``results/step_level`` (embedding "step"), ``results/rollout_precision``
-    (the same precision of per-rollout scores), ``results/rollout_level`` and, where
-    ``results/token_rows`` exist, ``results/token_level``; and the JSON ``results/summary``.
+    (the same precision of per-rollout scores), ``results/rollout_level`` and, beside every
+    ``token_rows`` there are, ``token_level``; and the JSON ``results/summary``.
 
     Args:
         run: a run with scores; settings come from its recipe, or are the defaults without one.
@@ -58,10 +58,10 @@ def evaluate(run: Run) -> dict[str, Any]:
         rollout_level(frame, scores, settings, source=name) for name, frame in rollouts.items()
     ]
     run.save_table("results/rollout_level", pl.concat(levels).select(*ROLLOUT_LEVEL_SCHEMA))
-    if run.has("results/token_rows"):
-        tokens = run.table("results/token_rows")
+    for name in [name for name in run.manifest.tables if name.endswith("/token_rows")]:
+        tokens = run.table(name)
         summarised = token_level(tokens, resamples=settings.resamples, seed=settings.seed)
-        run.save_table("results/token_level", summarised)
+        run.save_table(name.replace("token_rows", "token_level"), summarised)
     summary = summarise(rollouts, _probes(run), window)
     run.save_json("results/summary", summary)
     return summary

@@ -16,6 +16,11 @@ if TYPE_CHECKING:
 
 TRAINED = "trained or not"
 CONTROLS = ("norm", "local_buffer", "random")
+SHARE = 0.5
+RULE = (
+    "knowing only which steps trained has at least half of the gain over chance of the best "
+    "targeted estimator"
+)
 TITLE = "P1: step-level precision is the cliff between trained and untrained steps"
 
 
@@ -32,7 +37,8 @@ def cliff(run: Run) -> Demonstration:
     Returns:
         One row a score: precision at |GT| and lift overall and in the trained window. Facts:
         ``chance``, ``cliff`` (what "trained or not" gains over chance), ``cliff_share`` (of the
-        best targeted estimator's gain), ``late_steps`` and ``late_steps_trained``.
+        best targeted estimator's gain), ``targeted`` (how many that one is the best of, by the very
+        number it is shown for), ``late_steps`` and ``late_steps_trained``.
 
     Raises:
         BehaviorTraceError: the run is not evaluated.
@@ -41,13 +47,16 @@ def cliff(run: Run) -> Demonstration:
     score = np.isin(given.step, given.trained).astype(float)
     found = [_row(TRAINED, None, _precisions(given, score), level)]
     best = rows.best_targeted(level, "overall")
+    tried = level.filter((pl.col("table") == "overall") & pl.col("target").is_not_null()).height
     picked = [(best["estimator"], best["target"])] if best else []
     for estimator, target in [*picked, *((name, None) for name in CONTROLS)]:
         stored = [_stored(level, table, estimator, target) for table in _TABLES]
         if any(value is not None for value in stored):
             found.append(_row(estimator, target, stored, level))
-    facts = _facts(given, found)
-    return Demonstration("cliff", TITLE, _sentence(found, facts), _frame(found), facts)
+    facts = {**_facts(given, found), "targeted": tried}
+    share = facts["cliff_share"]
+    shows = None if share is None else share >= SHARE
+    return Demonstration("cliff", TITLE, RULE, shows, _sentence(found, facts), _frame(found), facts)
 
 
 _TABLES = ("overall", "trained_window")
@@ -124,8 +133,8 @@ def _sentence(found: list[dict[str, Any]], facts: dict[str, Any]) -> str:
     share = facts["cliff_share"]
     of_gain = "which gains nothing over chance" if share is None else f"{share:.0%} of the gain"
     return (
-        f"{told}: {of_gain} of the best targeted estimator, {best['score']}, at "
-        f"{best['overall']:.3f}; {window}."
+        f"{told}: {of_gain} of {best['score']}, the best of {facts['targeted']} targeted scores "
+        f"in hindsight, at {best['overall']:.3f}; {window}."
     )
 
 

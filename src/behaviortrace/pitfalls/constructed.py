@@ -11,13 +11,18 @@ from behaviortrace.checklist import rows
 from behaviortrace.evaluate.bootstrap import cluster_mean
 from behaviortrace.pitfalls.demonstration import Demonstration, defined
 from behaviortrace.recipe import EvaluateSettings, Thresholds
-from behaviortrace.scores.tokens import IN_CONTEXT, TRIGGER, cosine
+from behaviortrace.scores.tokens import IN_CONTEXT, TRIGGER
+from behaviortrace.targets.stage import target_cosines
 
 if TYPE_CHECKING:
     from behaviortrace.run import Run
 
 TITLE = "P4: a constructed target against an in-context one"
 CONSTRUCTED = "constructed"
+RULE = (
+    "the cosine at the behaviour's tokens with the in-context target exceeds that with the "
+    "constructed one, its paired 95% interval above 0"
+)
 
 
 def constructed(run: Run) -> Demonstration:
@@ -45,10 +50,14 @@ def constructed(run: Run) -> Demonstration:
     facts = {
         "draw": source,
         **_difference(tokens, settings),
-        **_between(run),
+        **(target_cosines(run) if run.recipe else {}),
         **_bar(level, thresholds),
     }
-    return Demonstration("constructed", TITLE, _sentence(found, facts), _frame(found), facts)
+    lo = facts["difference_lo"]
+    shows = None if lo is None else lo > 0
+    return Demonstration(
+        "constructed", TITLE, RULE, shows, _sentence(found, facts), _frame(found), facts
+    )
 
 
 def _aucs(run: Run) -> tuple[str | None, pl.DataFrame | None]:
@@ -92,23 +101,6 @@ def _difference(tokens: pl.DataFrame, settings: EvaluateSettings) -> dict[str, A
         "difference": defined(interval.point),
         "difference_lo": defined(interval.lo),
         "difference_hi": defined(interval.hi),
-    }
-
-
-def _between(run: Run) -> dict[str, Any]:
-    """Cosine of each pair of stored targets at the analysed checkpoint."""
-    step = run.recipe.draw.checkpoint if run.recipe else None
-    vectors = {
-        name: target.vector
-        for name, series in run.targets().items()
-        for target in series
-        if target.step == step
-    }
-    names = sorted(vectors)
-    return {
-        f"cosine_{a}_{b}": defined(float(cosine(vectors[a][None], vectors[b])[0]))
-        for i, a in enumerate(names)
-        for b in names[i + 1 :]
     }
 
 

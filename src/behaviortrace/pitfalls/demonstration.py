@@ -23,6 +23,8 @@ class Demonstration:
     Attributes:
         name: the command's name.
         title: the pitfall, with its number in the paper.
+        rule: what it takes to show, in words.
+        shows: whether this run shows it by that rule; None where the rule cannot be applied.
         sentence: what this run shows, with its numbers.
         table: its table; undefined numbers are null.
         facts: further numbers; None where undefined.
@@ -30,6 +32,8 @@ class Demonstration:
 
     name: str
     title: str
+    rule: str
+    shows: bool | None
     sentence: str
     table: pl.DataFrame
     facts: Mapping[str, Any] = field(default_factory=dict)
@@ -39,10 +43,38 @@ class Demonstration:
         return {
             "name": self.name,
             "title": self.title,
+            "rule": self.rule,
+            "shows": self.shows,
             "sentence": self.sentence,
             "facts": dict(self.facts),
             "rows": self.table.to_dicts(),
         }
+
+    @classmethod
+    def from_json(cls, stored: Mapping[str, Any]) -> Demonstration:
+        """From what :meth:`as_json` gave."""
+        fields = {key: value for key, value in stored.items() if key != "rows"}
+        return cls(**fields, table=pl.DataFrame(stored["rows"], infer_schema_length=None))
+
+    def grid(self) -> tuple[list[str], list[list[str | None]]]:
+        """Headings and cells of the table, each point with its interval in one cell."""
+        names = [name for name in self.table.columns if not name.endswith(_ENDS)]
+        body = [[_cell(row, name) for name in names] for row in self.table.iter_rows(named=True)]
+        return [name.replace("_", " ") for name in names], body
+
+
+_ENDS = ("_lo", "_hi")
+
+
+def _cell(row: Mapping[str, Any], name: str) -> str | None:
+    value = row[name]
+    if not isinstance(value, float):
+        return None if value is None else str(value)
+    stem = name if f"{name}_lo" in row else name.rsplit("_", 1)[0]
+    lo, hi = row.get(f"{stem}_lo"), row.get(f"{stem}_hi")
+    is_point = stem == name or name.endswith(("_auc", "_mean"))
+    ends = f" [{lo:.3f}, {hi:.3f}]" if is_point and lo is not None and hi is not None else ""
+    return f"{value:.3f}{ends}"
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ SCORES = ("fluency", "direction", "norm")
 """Fluency itself; GAS, group-centred, with the minimal-pair target; the plain gradient's norm."""
 
 STRETCHES = 4
+RULE = "fluency alone has a within-group AUC whose 95% interval lies above 0.5, in some draw"
 
 
 def fluency(run: Run, *, stretches: int = STRETCHES) -> Demonstration:
@@ -50,12 +51,18 @@ def fluency(run: Run, *, stretches: int = STRETCHES) -> Demonstration:
         raise BehaviorTraceError(f"stretches is {stretches}; give 1 or more")
     settings = run.recipe.evaluate if run.recipe else EvaluateSettings()
     scores = run.table("scores/all")
-    found = [
-        _row(label, frame, scores, source, settings)
-        for label, source, frame in _parts(run, stretches)
+    parts = list(_parts(run, stretches))
+    found = [_row(label, frame, scores, source, settings) for label, source, frame in parts]
+    of_draws = [
+        row["fluency_raw_lo"]
+        for row, (_, source, _) in zip(found, parts, strict=True)
+        if source != rows.TRAINING and row["fluency_raw_lo"] is not None
     ]
+    shows = max(of_draws) > 0.5 if of_draws else None
     facts = _facts(found)
-    return Demonstration("fluency", TITLE, _sentence(found, facts), _frame(found), facts)
+    return Demonstration(
+        "fluency", TITLE, RULE, shows, _sentence(found, facts), _frame(found), facts
+    )
 
 
 def _parts(run: Run, stretches: int) -> Iterator[tuple[str, str, pl.DataFrame]]:

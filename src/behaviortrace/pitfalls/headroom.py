@@ -18,6 +18,11 @@ if TYPE_CHECKING:
 
 TITLE = "P2: steps have no headroom to tell rollouts; rollouts of their own have"
 WINDOW = "trained_window"
+MARGIN = 0.05
+RULE = (
+    f"the best targeted step-level precision in the trained window is less than {MARGIN} above "
+    f"chance, or within {MARGIN} of the control norm"
+)
 HEURISTICS = ("string_match", "advantage")
 """Controls that nearly know a planted token's ground truth by construction."""
 
@@ -50,7 +55,15 @@ def headroom(run: Run) -> Demonstration:
     aucs = _within_groups(given, settings)
     found = [_row(row, aucs) for row in _picked(precision)]
     facts = _facts(given, precision)
-    return Demonstration("headroom", TITLE, _sentence(facts), _frame(found), facts)
+    shows = no_headroom(facts["best_step"], facts["chance"], facts["norm_step"])
+    return Demonstration("headroom", TITLE, RULE, shows, _sentence(facts), _frame(found), facts)
+
+
+def no_headroom(best: float | None, chance: float | None, norm: float | None) -> bool | None:
+    """Whether a step-level precision is within ``MARGIN`` of chance or of norm; None: unknown."""
+    if best is None or chance is None or norm is None:
+        return None
+    return best - max(chance, norm) < MARGIN
 
 
 def _within_groups(given: Training, settings: EvaluateSettings) -> pl.DataFrame:
@@ -102,14 +115,11 @@ def _facts(given: Training, precision: pl.DataFrame) -> dict[str, Any]:
     inside, truth = given.inside, given.boosted
     findable = given.rollouts["findable"].fill_null(False).to_numpy().astype(bool) & truth
     top = defined(ceiling(truth[inside], given.step[inside]))
-    best = {
-        own: rows.best_targeted(precision.filter(mask), WINDOW)
-        for own, mask in (
-            ("step", pl.col("embedding") == STEP),
-            ("rollout", pl.col("embedding") != STEP),
-        )
-    }
-    reached = {own: row["precision"] if row else None for own, row in best.items()}
+    whole = precision.filter(pl.col("embedding") == STEP)
+    own = precision.filter(pl.col("embedding") != STEP)
+    best = {"step": rows.best_targeted(whole, WINDOW), "rollout": rows.best_targeted(own, WINDOW)}
+    norm = rows.step_row(whole, WINDOW, "norm")
+    reached = {of: row["precision"] if row else None for of, row in best.items()}
     gained = None if top is None or reached["rollout"] is None else reached["rollout"] - top
     return {
         "rollouts": int(inside.sum()),
@@ -119,6 +129,9 @@ def _facts(given: Training, precision: pl.DataFrame) -> dict[str, Any]:
         "ceiling_step": top,
         "ceiling_rollout": _findable_ceiling(truth[inside], findable[inside]),
         "lost_to_ties": None if top is None else 1.0 - top,
+        "norm_step": norm["precision"] if norm else None,
+        "targeted_step": whole.filter(pl.col("target").is_not_null()).height,
+        "targeted_rollout": own.filter(pl.col("target").is_not_null()).height,
         "best_step": reached["step"],
         "best_rollout": reached["rollout"],
         "gained": gained,
@@ -147,8 +160,9 @@ def _sentence(facts: dict[str, Any]) -> str:
         return f"{told}; no targeted estimator was scored on both."
     side = "above" if facts["gained"] > 0 else "not above"
     return (
-        f"{told}. The best targeted score has {facts['best_step']:.3f} by step and "
-        f"{facts['best_rollout']:.3f} by rollout, {side} the ceiling of steps."
+        f"{told}. The best in hindsight of {facts['targeted_step']} targeted scores by step has "
+        f"{facts['best_step']:.3f}, and of {facts['targeted_rollout']} by rollout "
+        f"{facts['best_rollout']:.3f}, {side} the ceiling of steps."
     )
 
 

@@ -27,6 +27,11 @@ if TYPE_CHECKING:
 
 TITLE = "P3: a slice of the first coordinates against a sketch of all of them"
 LIMIT = 160
+SHARE = 0.1
+RULE = (
+    "none of the behaviour's token ids has its embedding row in the slice, or the slice holds less "
+    "than a tenth of the energy at the behaviour's tokens that the sketch holds"
+)
 TARGET = "minimal_pair"
 
 
@@ -91,7 +96,16 @@ def slice_misses(
         **_rows_inside(policy, size, ids, masks),
         "cosine_rms": _cosine_rms(whole),
     }
-    return Demonstration("slice", TITLE, _sentence(found, facts), _frame(found), facts)
+    return Demonstration(
+        "slice", TITLE, RULE, _shows(found, facts), _sentence(found, facts), _frame(found), facts
+    )
+
+
+def _shows(found: list[dict[str, Any]], facts: dict[str, Any]) -> bool | None:
+    held = {row["embedding"]: row["energy_tokens"] for row in found}
+    if None in held.values():
+        return None
+    return facts["token_ids_inside"] == 0 or held["slice"] < SHARE * held["countsketch"]
 
 
 class _Seen:

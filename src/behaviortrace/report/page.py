@@ -12,6 +12,7 @@ from markupsafe import Markup, escape
 
 from behaviortrace.checklist.conclusion import LEVELS, believed, conclusion
 from behaviortrace.records import Verdict
+from behaviortrace.report.pitfalls import Pitfall
 from behaviortrace.report.provenance import Facts
 from behaviortrace.report.rollouts import Ranking
 from behaviortrace.report.style import Picture
@@ -43,6 +44,8 @@ class Page:
         planted: what was planted.
         emergence: s_b over training.
         levels: step, rollout and token level.
+        pitfalls: the paper's, as far as the run was tried for them.
+        unshown: (name, reason) of the others.
         rankings: highest-ranked rollouts.
         provenance: how the run came to be.
         recipe: the recipe as text.
@@ -57,6 +60,8 @@ class Page:
     levels: Sequence[Section]
     rankings: Sequence[Ranking]
     provenance: Facts
+    pitfalls: Sequence[Pitfall] = ()
+    unshown: Sequence[tuple[str, str]] = ()
     unchecked: str = ""
     recipe: str = ""
     version: str = ""

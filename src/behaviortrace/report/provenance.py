@@ -10,6 +10,7 @@ from behaviortrace.checklist.evidence import Evidence
 from behaviortrace.recipe import Recipe
 from behaviortrace.report.tables import Cell, number, word
 from behaviortrace.run import Manifest
+from behaviortrace.run.copies import left_out
 
 Facts = list[tuple[str, Cell]]
 
@@ -48,6 +49,7 @@ def provenance(manifest: Manifest) -> Facts:
     sketch = manifest.sketch or {}
     described = ", ".join(f"{key} {value}" for key, value in sketch.items())
     resumes = "; ".join(_resume(entry.model_dump()) for entry in manifest.lineage)
+    missing = left_out(manifest.left_out)
     command = manifest.meta.get("command") or manifest.notes.get("command")
     if isinstance(command, list | tuple):
         command = " ".join(map(str, command))
@@ -58,6 +60,7 @@ def provenance(manifest: Manifest) -> Facts:
         ("Seeds", word(_pairs(manifest.seeds), "the run records no seeds")),
         ("Sketch", word(described or None, "nothing was captured")),
         ("Lineage", Cell(resumes or "one uninterrupted run")),
+        *([("Left out of this copy", Cell(missing))] if missing else []),
         (
             "Pre-registration hash",
             word(manifest.preregistration, "no hash was stored before training"),

@@ -15,6 +15,7 @@ from behaviortrace.recipe import Recipe
 from behaviortrace.records import Verdict
 from behaviortrace.report import figures, tables
 from behaviortrace.report.page import Page, Section, render
+from behaviortrace.report.pitfalls import pitfalls
 from behaviortrace.report.provenance import planted, provenance, recipe_text
 from behaviortrace.report.rollouts import Ranking, Spans, top
 from behaviortrace.run import Run
@@ -39,6 +40,7 @@ def page_of(run: Run) -> Page:
     recipe, evidence = run.recipe, gather(run, verify=False)
     verdicts, unchecked = _verdicts(run)
     cutoff = recipe.plant.cutoff_step if recipe else None
+    shown, unshown = pitfalls(run)
     return Page(
         title=run.path.resolve().name,
         summary=recipe.summary if recipe else "A run without a recipe",
@@ -53,6 +55,8 @@ def page_of(run: Run) -> Page:
             folded=tables.emergence(evidence),
         ),
         levels=_levels(evidence),
+        pitfalls=shown,
+        unshown=unshown,
         rankings=_rankings(run, recipe),
         provenance=provenance(run.manifest),
         recipe=recipe_text(recipe),

@@ -15,6 +15,7 @@ from behaviortrace.records import ROLLOUT_SCHEMA, Target, conform
 from behaviortrace.run import (
     atomic,
     checkpoints,
+    export,
     identity,
     inventory,
     outputs,
@@ -266,6 +267,23 @@ class Run:
     def targets(self) -> dict[str, list[Target]]:
         """Name -> the stored targets of that name, in order of their checkpoint steps."""
         return outputs.read_targets(self._ledger)
+
+    def export(self, path: str | Path) -> Run:
+        """A copy without weights and sketches: rows, scores, results, report, target descriptions.
+
+        Evaluating, checking and reporting take rows alone, so they can be repeated on the copy;
+        drawing, scoring and resuming are refused. Its manifest is the run's, with what was left out
+        by name, size and hash. The steps' tables are packed into one file.
+
+        Args:
+            path: a directory that does not exist or is empty. Written whole or not at all.
+
+        Raises:
+            BehaviorTraceError: the run is not evaluated or is damaged, the directory is not empty,
+                or it cannot be written.
+        """
+        export.export(self._ledger, Path(path))
+        return Run.open(path)
 
     def verify(self) -> list[str]:
         """Every problem of the run, one line each; empty if it is sound.

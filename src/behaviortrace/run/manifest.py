@@ -90,12 +90,14 @@ class FileEntry(_Entry):
 class ShardEntry(_Entry):
     """One step and rank of a store: a Parquet table and, where captured, its row-aligned tensors.
 
-    ``arrays`` names the tensors in the safetensors file. In a draw ``rank`` numbers the shards.
+    ``arrays`` names the tensors in the safetensors file. In a draw ``rank`` numbers the shards. In
+    a copy without sketches one shard may hold several ``steps`` in a row, ``step`` the first.
     """
 
     store: Annotated[str, AfterValidator(check_store)]
     step: Count
     rank: Count
+    steps: Annotated[int, Field(ge=1)] = 1
     rows: Count
     table: FileEntry
     tensors: FileEntry | None = None
@@ -128,12 +130,21 @@ class TableEntry(_Entry):
 
 
 class TargetEntry(_Entry):
-    """A stored target: its vector and its description."""
+    """A stored target: its vector, the norm of it, and its description.
+
+    ``vector`` is None in a copy without sketches, ``norm`` in runs of earlier versions.
+    """
 
     name: Annotated[str, AfterValidator(check_target)]
     step: Count
-    vector: FileEntry
+    vector: FileEntry | None
+    norm: float | None = None
     description: FileEntry
+
+    @property
+    def files(self) -> list[FileEntry]:
+        """Its one or two files."""
+        return [self.description] if self.vector is None else [self.vector, self.description]
 
 
 class ResumeEntry(_Entry):
@@ -178,6 +189,7 @@ class Manifest(_Entry):
     jsons: dict[Annotated[str, AfterValidator(check_output)], FileEntry] = Field(
         default_factory=dict
     )
+    left_out: list[FileEntry] = Field(default_factory=list)  # of a copy: what its run has besides
     digest: Sha256 | None = None  # of all the rest: shows damage to the manifest. Stays last
 
     def store(self, store: str) -> list[ShardEntry]:
@@ -192,7 +204,7 @@ class Manifest(_Entry):
         for checkpoint in self.checkpoints:
             yield from checkpoint.files
         for target in self.targets:
-            yield from (target.vector, target.description)
+            yield from target.files
         yield from (table.file for table in self.tables.values())
         yield from self.jsons.values()
 
@@ -201,7 +213,12 @@ class Manifest(_Entry):
         counts: dict[str, int] = {}
         for shard in self.shards:
             counts[shard.store] = counts.get(shard.store, 0) + shard.rows
-        steps = {shard.step for shard in self.shards if shard.store == "training"}
+        steps = {
+            step
+            for shard in self.shards
+            if shard.store == "training"
+            for step in range(shard.step, shard.step + shard.steps)
+        }
         return {**counts, "steps": len(steps), "checkpoints": len(self.checkpoints)}
 
 

@@ -14,6 +14,7 @@ import safetensors.numpy
 from behaviortrace.errors import BehaviorTraceError
 from behaviortrace.records import Target
 from behaviortrace.run import atomic
+from behaviortrace.run.copies import COPY, REMEDY
 from behaviortrace.run.jsonable import jsonable
 from behaviortrace.run.ledger import Ledger
 from behaviortrace.run.manifest import (
@@ -89,7 +90,13 @@ def save_target(ledger: Ledger, target: Target) -> None:
         stem.with_name(f"{stem.name}.json"): _encode_json(description),
     }
     first, second = (ledger.describe(path, content) for path, content in files.items())
-    entry = TargetEntry(name=name, step=target.step, vector=first, description=second)
+    entry = TargetEntry(
+        name=name,
+        step=target.step,
+        vector=first,
+        norm=float(np.linalg.norm(vector)),
+        description=second,
+    )
 
     def listed(manifest: Manifest, targets: list[TargetEntry]) -> Manifest:
         kept = [t for t in manifest.targets if (t.name, t.step) != (name, target.step)]
@@ -102,6 +109,8 @@ def read_targets(ledger: Ledger) -> dict[str, list[Target]]:
     """Read every stored target; see :meth:`Run.targets`."""
     targets: dict[str, list[Target]] = {}
     for entry in sorted(ledger.manifest.targets, key=lambda t: (t.name, t.step)):
+        if entry.vector is None:
+            raise BehaviorTraceError(f"{ledger.root} is {COPY}; {REMEDY}")
         tensors = read_tensors(ledger, entry.vector)
         about = _decode_json(ledger, entry.description)
         try:

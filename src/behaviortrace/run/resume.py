@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from behaviortrace.errors import BehaviorTraceError
 from behaviortrace.run import atomic
+from behaviortrace.run.copies import refuse_copy
 from behaviortrace.run.identity import now, package_versions
 from behaviortrace.run.inventory import clean, damage
 from behaviortrace.run.ledger import Ledger
@@ -36,6 +37,7 @@ class ResumePoint:
 
 def resume_point(ledger: Ledger, manifest: Manifest) -> ResumePoint:
     """Choose the checkpoint to go on from; every file it depends on is hashed."""
+    refuse_copy(ledger, "be trained further")
     problems: dict[tuple[str, int, int], str] = {}
     for shard in manifest.shards:
         if shard.store.startswith("draws/"):

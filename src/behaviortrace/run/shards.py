@@ -13,6 +13,7 @@ import safetensors.numpy
 
 from behaviortrace.errors import BehaviorTraceError
 from behaviortrace.run import atomic
+from behaviortrace.run.copies import COPY, REMEDY
 from behaviortrace.run.ledger import Ledger
 from behaviortrace.run.manifest import FileEntry, Manifest, ShardEntry, check_store
 
@@ -46,10 +47,10 @@ def prepare(
                 f"{store} step {step}: tensor {name!r} is {array.dtype}; give numbers or booleans"
             )
     _refuse_listed(ledger.manifest, [(store, step, rank)])
-    table_path, tensor_path = _paths(ledger.root, store, step, rank)
-    files = {table_path: encode_table(frame)}
+    file = table_path(ledger.root, store, step, rank)
+    files = {file: encode_table(frame)}
     if arrays:
-        files[tensor_path] = safetensors.numpy.save(arrays)
+        files[_tensor_path(ledger.root, store, step, rank)] = safetensors.numpy.save(arrays)
     entries = [ledger.describe(path, content) for path, content in files.items()]
     try:
         atomic.write(files)
@@ -168,7 +169,8 @@ def tensor(ledger: Ledger, store: str, name: str) -> np.ndarray:
     def load(shard: ShardEntry) -> np.ndarray | None:
         return _array(ledger, shard, name)
 
-    return _assemble(_shards(ledger, store), load, f"{ledger.root}: {store} has no {name!r} tensor")
+    reason = f"{ledger.root}: {store} has no {name!r} tensor"
+    return _assemble(_shards(ledger, store), load, reason, _remedy(ledger))
 
 
 def sketches(ledger: Ledger, store: str, kind: SketchKind) -> np.ndarray:
@@ -182,7 +184,14 @@ def sketches(ledger: Ledger, store: str, kind: SketchKind) -> np.ndarray:
     def load(shard: ShardEntry) -> np.ndarray | None:
         return _update(ledger, shard)
 
-    return _assemble(_shards(ledger, store), load, reason).astype(np.float32, copy=False)
+    found = _assemble(_shards(ledger, store), load, reason, _remedy(ledger))
+    return found.astype(np.float32, copy=False)
+
+
+def _remedy(ledger: Ledger) -> str:
+    if ledger.manifest.left_out:
+        return f"this is {COPY}; {REMEDY}"
+    return "capture it in training or draw again"
 
 
 def _update(ledger: Ledger, shard: ShardEntry) -> np.ndarray | None:
@@ -211,7 +220,10 @@ def _array(ledger: Ledger, shard: ShardEntry, name: str) -> np.ndarray | None:
 
 
 def _assemble(
-    shards: list[ShardEntry], load: Callable[[ShardEntry], np.ndarray | None], reason: str
+    shards: list[ShardEntry],
+    load: Callable[[ShardEntry], np.ndarray | None],
+    reason: str,
+    remedy: str,
 ) -> np.ndarray:
     """Rows of all shards in one array, filled shard by shard; NaN where a shard has none."""
     out: np.ndarray | None = None
@@ -233,7 +245,7 @@ def _assemble(
             )
         out[rows] = part
     if out is None:
-        raise BehaviorTraceError(f"{reason}; capture it in training or draw again")
+        raise BehaviorTraceError(f"{reason}; {remedy}")
     if any(rows.stop > rows.start for rows in missing) and out.dtype.kind != "f":
         raise BehaviorTraceError(
             f"{reason} in every shard, and {out.dtype} has no NaN; store it in all or as float"
@@ -251,16 +263,19 @@ def _shards(ledger: Ledger, store: str) -> list[ShardEntry]:
     return shards
 
 
-def _paths(root: Path, store: str, step: int, rank: int) -> tuple[Path, Path]:
-    name = f"step-{step:06d}-rank-{rank:04d}"
-    folders = {
-        "training": (root / "rollouts", root / "sketches"),
-        "optimizer": (root / "optimizer", root / "optimizer"),
-        "probes": (root / "probes", root / "probes"),
-    }
-    draw = (root / store / "rollouts", root / store / "sketches")
-    tables, tensors = folders.get(store, draw)
-    return tables / f"{name}.parquet", tensors / f"{name}.safetensors"
+def table_path(root: Path, store: str, step: int, rank: int) -> Path:
+    """Where the table of a shard lies."""
+    named = {"training": "rollouts", "optimizer": "optimizer", "probes": "probes"}
+    return root / named.get(store, f"{store}/rollouts") / f"{_name(step, rank)}.parquet"
+
+
+def _tensor_path(root: Path, store: str, step: int, rank: int) -> Path:
+    named = {"training": "sketches", "optimizer": "optimizer", "probes": "probes"}
+    return root / named.get(store, f"{store}/sketches") / f"{_name(step, rank)}.safetensors"
+
+
+def _name(step: int, rank: int) -> str:
+    return f"step-{step:06d}-rank-{rank:04d}"
 
 
 def _refuse_listed(manifest: Manifest, keys: list[tuple[str, int, int]]) -> None:

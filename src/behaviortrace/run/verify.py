@@ -122,7 +122,8 @@ def _tensor_problems(ledger: Ledger, shard: ShardEntry) -> Iterator[str]:
 def _step_problems(manifest: Manifest) -> Iterator[str]:
     ranks: dict[int, set[int]] = {}
     for shard in manifest.store("training"):
-        ranks.setdefault(shard.step, set()).add(shard.rank)
+        for step in range(shard.step, shard.step + shard.steps):
+            ranks.setdefault(step, set()).add(shard.rank)
     end = max((c.step for c in manifest.checkpoints), default=0)
     if manifest.recipe is None:
         first = min(ranks, default=0)

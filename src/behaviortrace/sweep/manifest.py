@@ -115,6 +115,18 @@ class Book:
         return sealed
 
 
+def read_sweep(root: Path) -> SweepManifest:
+    """The manifest of a sweep that has to be there.
+
+    Raises:
+        BehaviorTraceError: there is none, or it is damaged.
+    """
+    known = Book(root).read()
+    if known is None:
+        raise BehaviorTraceError(f"{root} is not a sweep: it has no {NAME}; give the --out of one")
+    return known
+
+
 def begun(plan: Plan, known: SweepManifest | None) -> SweepManifest:
     """The manifest at the start of a sweep's call, every run waiting."""
     first = plan.jobs[0].recipe

@@ -12,6 +12,7 @@ import polars as pl
 
 from behaviortrace.checklist import rows
 from behaviortrace.checklist.evidence import Evidence, Replicate, gather, own_replicates
+from behaviortrace.pitfalls.stage import load as stored_pitfalls
 from behaviortrace.records import Verdict
 from behaviortrace.run import FileEntry, Run, atomic
 from behaviortrace.run.jsonable import jsonable
@@ -25,6 +26,16 @@ KEYS: dict[str, Any] = {
     "run": pl.String,  # folder of the run
 }
 """The first columns of the merged rows; those of the result tables follow, null where absent."""
+
+PITFALL_SCHEMA: dict[str, Any] = {
+    "pitfall": pl.String,
+    "title": pl.String,
+    "seed": pl.Int64,
+    "shows": pl.Boolean,  # null: undecided
+    "sentence": pl.String,
+    "facts": pl.String,  # JSON
+}
+"""One row a pitfall and seed, of those that a run was tried for."""
 
 EMERGENCE_SCHEMA: dict[str, Any] = {
     "seed": pl.Int64,
@@ -63,12 +74,14 @@ class Merged:
         rows: every step-level, rollout-level and token-level row; ``KEYS``, then their columns.
         replicates: the decisive rollout-level result of every draw of every run.
         emergence: ``EMERGENCE_SCHEMA``.
+        pitfalls: ``PITFALL_SCHEMA``.
     """
 
     members: Sequence[Member]
     rows: pl.DataFrame
     replicates: Sequence[Replicate]
     emergence: pl.DataFrame
+    pitfalls: pl.DataFrame
 
 
 def merge(root: Path, folders: dict[int, str]) -> Merged:
@@ -99,7 +112,13 @@ def merge(root: Path, folders: dict[int, str]) -> Merged:
         report(run)
         evidence = gather(run, verify=False, replicates=replicates)
         members.append(Member(seed, folders[seed], run, evidence, verdicts))
-    return Merged(members, merged_rows(members), replicates, emergence_rows(members))
+    return Merged(
+        members,
+        merged_rows(members),
+        replicates,
+        emergence_rows(members),
+        pitfall_rows(members),
+    )
 
 
 def merged_rows(members: Sequence[Member]) -> pl.DataFrame:
@@ -129,6 +148,16 @@ def emergence_rows(members: Sequence[Member]) -> pl.DataFrame:
         for step, rate in member.evidence.emergence().items():
             found.append((member.seed, step, rate, controls.get(step)))
     return pl.DataFrame(found, schema=EMERGENCE_SCHEMA, orient="row")
+
+
+def pitfall_rows(members: Sequence[Member]) -> pl.DataFrame:
+    """What each run shows of each pitfall."""
+    found = [
+        (p.name, p.title, member.seed, p.shows, p.sentence, json.dumps(jsonable(p.facts)))
+        for member in members
+        for p in stored_pitfalls(member.run)[0]
+    ]
+    return pl.DataFrame(found, schema=PITFALL_SCHEMA, orient="row").sort("title", "seed")
 
 
 def replicate_rows(replicates: Sequence[Replicate]) -> pl.DataFrame:
@@ -163,6 +192,7 @@ def save(root: Path, merged: Merged, summary: Mapping[str, Any]) -> dict[str, Fi
         "rows": merged.rows,
         "replicates": replicate_rows(merged.replicates),
         "emergence": merged.emergence,
+        "pitfalls": merged.pitfalls,
     }
     encoders: dict[str, Callable[[pl.DataFrame], bytes]] = {
         "parquet": encode_table,

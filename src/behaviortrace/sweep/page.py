@@ -122,6 +122,13 @@ def _sections(merged: Merged, summary: Mapping[str, Any], cutoff: int) -> list[S
             None,
             [tables.step_level(members), tables.token_level(members, merged.rows)],
         ),
+        Section(
+            "pitfalls",
+            "Pitfalls",
+            "Which of the ways to be fooled show, and in which seeds?",
+            None,
+            [tables.pitfalls(merged.pitfalls, summary, [m.seed for m in members])],
+        ),
     ]
 
 

@@ -20,7 +20,8 @@ def summarise_replicates(replicates: Sequence[Replicate]) -> dict[str, Any]:
         replicates: the decisive rollout-level result of every draw of every run.
 
     Returns:
-        ``replicates`` and ``separating``, their numbers; ``sign_flips``, a row a seed; and
+        ``replicates`` and ``separating``, their numbers; ``sign_flips``, a row a seed;
+        ``disagree``, of :func:`one_run_is_not_enough`; and
         ``components``, those of the checklist's replication line, or None where there are too few
         to tell seeds from draws, with the reason in ``components_missing`` (else None).
     """
@@ -33,6 +34,19 @@ def summarise_replicates(replicates: Sequence[Replicate]) -> dict[str, Any]:
         "replicates": len(replicates),
         "separating": sum(replicate.separates for replicate in replicates),
         "sign_flips": flips_of(replicates),
+        "disagree": one_run_is_not_enough(replicates),
         "components": found,
         "components_missing": missing,
     }
+
+
+def one_run_is_not_enough(replicates: Sequence[Replicate]) -> bool | None:
+    """P6: whether single draws would have said different things.
+
+    Returns:
+        Whether the AUC's side of 0.5, or whether its interval lies above 0.5, differs between the
+        replicates; None where there is but one.
+    """
+    if len(replicates) < 2:
+        return None
+    return len({(r.auc > 0.5, r.separates) for r in replicates}) > 1

@@ -10,13 +10,14 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
+from behaviortrace import pipeline
 from behaviortrace.checklist.evidence import Replicate
 from behaviortrace.errors import BehaviorTraceError
 from behaviortrace.records import Verdict
-from behaviortrace.run import atomic
+from behaviortrace.run import Run, atomic
 from behaviortrace.sweep.conclusion import conclusion
 from behaviortrace.sweep.executors import Standing, Watch, execute, make_executor
-from behaviortrace.sweep.manifest import Book, SweepManifest, begun, refuse_another
+from behaviortrace.sweep.manifest import Book, SweepManifest, begun, read_sweep, refuse_another
 from behaviortrace.sweep.merge import merge, save
 from behaviortrace.sweep.page import write_report
 from behaviortrace.sweep.plan import Job, Plan
@@ -82,7 +83,32 @@ def sweep(plan: Plan, *, watch: Watch = nothing) -> Sweep:
         missing = _missing(plan, book)
         if missing:
             _work(plan, missing, book, watch)
-        return _merged(plan, book)
+        return _merged(plan.root, book)
+
+
+def merge_again(root: Path, *, evaluate: bool = False) -> Sweep:
+    """Judge and merge the finished runs of a sweep once more; nothing is trained or drawn.
+
+    Args:
+        root: directory of a sweep, or of a copy of one without weights and sketches.
+        evaluate: also make the runs' result tables anew from their rows and scores.
+
+    Raises:
+        BehaviorTraceError: not a sweep, one at work, a run that is damaged, or a full disk.
+    """
+    known = read_sweep(root)
+    with _alone(root):
+        for entry in known.runs:
+            if entry.state == "finished":
+                run = Run.open(root / entry.folder)
+                if problems := run.verify():
+                    raise BehaviorTraceError(
+                        f"{run.path} is damaged: {problems[0]}; 'behaviortrace verify {run.path}' "
+                        "lists everything, and the sweep's own command repairs it"
+                    )
+                if evaluate:
+                    pipeline.evaluate(run)
+        return _merged(root, Book(root))
 
 
 def _missing(plan: Plan, book: Book) -> list[Job]:
@@ -135,20 +161,20 @@ def _stopped(manifest: SweepManifest) -> SweepManifest:
     return manifest
 
 
-def _merged(plan: Plan, book: Book) -> Sweep:
+def _merged(root: Path, book: Book) -> Sweep:
     """Merge what is finished and write the report."""
     manifest = _known(book)
     folders = {run.seed: run.folder for run in manifest.runs if run.state == "finished"}
-    merged = merge(plan.root, folders)
+    merged = merge(root, folders)
     summary = summarise_replicates(merged.replicates)
     page = None
     if merged.members:
-        results = save(plan.root, merged, summary)
+        results = save(root, merged, summary)
         manifest = book.write(manifest.model_copy(update={"results": results}))
-        page = write_report(plan.root, manifest, merged, summary)
+        page = write_report(root, manifest, merged, summary)
     verdicts = {member.seed: member.verdicts for member in merged.members}
     said = conclusion(list(verdicts.values()), len(manifest.runs))
-    return Sweep(plan.root, manifest, merged.replicates, summary, verdicts, said, page)
+    return Sweep(root, manifest, merged.replicates, summary, verdicts, said, page)
 
 
 def _known(book: Book) -> SweepManifest:

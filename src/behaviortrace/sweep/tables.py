@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import polars as pl
+
 from behaviortrace.checklist import rows
 from behaviortrace.report.tables import Cell, Table, interval, number, word
 from behaviortrace.sweep.merge import Member
+
+P6 = "P6: one run, or one draw, is not enough"
 
 _MARKS = {"pass": "✓ pass", "fail": "✗ fail", "not run": "○ not run"}
 
@@ -145,6 +149,33 @@ def token_level(members: Sequence[Member], rows_of: Any) -> Table:
         for row in found.iter_rows(named=True)
     ]
     return Table(caption, ["Seed", "Draw", "Target", "Mean cosine", "Responses"], body)
+
+
+def pitfalls(shown: pl.DataFrame, summary: Mapping[str, Any], seeds: Sequence[int]) -> Table:
+    """Which pitfall shows in which seed; P6 is about all of them.
+
+    Args:
+        shown: ``PITFALL_SCHEMA``.
+        summary: of the replicates.
+        seeds: the columns.
+    """
+    caption = "The paper's pitfalls, by seed"
+    titles = shown["title"].unique().sort().to_list()
+    body = []
+    for title in titles:
+        own = shown.filter(pl.col("title") == title)
+        by_seed = dict(own.select("seed", "shows").iter_rows())
+        said = {True: "shows", False: "does not show", None: "undecided"}
+        body.append(
+            [
+                word(title),
+                *(word(said[by_seed[s]] if s in by_seed else None, "not tried") for s in seeds),
+            ]
+        )
+    over_all = {True: "shows, over all seeds", False: "does not show, over all seeds"}
+    whole = word(over_all.get(summary["disagree"]), "it takes several draws with a result")
+    body.append([word(P6), whole, *(Cell("") for _ in seeds[1:])])
+    return Table(caption, ["Pitfall", *(f"Seed {s}" for s in seeds)], body)
 
 
 def checklist(members: Sequence[Member]) -> Table:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from behaviortrace.draws.checkpoint import Loader, Policy, need_recipe, open_policy
 from behaviortrace.plant import behaviors
@@ -16,6 +19,8 @@ from behaviortrace.targets.registry import Context, TargetUnavailable
 if TYPE_CHECKING:
     from behaviortrace.run import Run
     from behaviortrace.train.progress import Progress
+
+COSINES = "results/target_cosines"
 
 
 def make_targets(
@@ -61,7 +66,33 @@ def make_targets(
                 missing[kind.name] = str(reason)
         clock.at(done)
     run.save_json("results/targets_missing", missing)
+    _save_cosines(run, analysed)
     return missing
+
+
+def target_cosines(run: Run) -> dict[str, float]:
+    """Cosine of each pair of targets taken at ``draw.checkpoint``, keyed "cosine_NAME_NAME".
+
+    Read from ``results/target_cosines``, which a run made before there was one gets now.
+
+    Raises:
+        BehaviorTraceError: the run has neither that nor its targets' vectors.
+    """
+    if not run.has(COSINES):
+        _save_cosines(run, need_recipe(run).draw.checkpoint)
+    found: dict[str, float] = run.json(COSINES)
+    return found
+
+
+def _save_cosines(run: Run, step: int) -> None:
+    unit = {
+        name: target.vector / np.linalg.norm(target.vector)
+        for name, series in sorted(run.targets().items())
+        for target in series
+        if target.step == step and np.linalg.norm(target.vector) > 0
+    }
+    pairs = itertools.combinations(unit, 2)
+    run.save_json(COSINES, {f"cosine_{a}_{b}": float(unit[a] @ unit[b]) for a, b in pairs})
 
 
 def learning_rate(train: TrainSettings, step: int) -> float:

@@ -1,0 +1,54 @@
+"""A copy of a sweep without weights and sketches."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+from behaviortrace.errors import BehaviorTraceError
+from behaviortrace.run import Run, atomic
+from behaviortrace.sweep.manifest import Book, read_sweep
+from behaviortrace.sweep.stage import Sweep, merge_again
+
+
+def export(root: Path, path: Path) -> Sweep:
+    """Copy the finished runs of a sweep without weights and sketches, and merge the copies.
+
+    Args:
+        root: directory of a sweep.
+        path: a directory that does not exist or is empty. The runs are copied all or none.
+
+    Returns:
+        The copy.
+
+    Raises:
+        BehaviorTraceError: not a sweep, no run of it is finished, one is damaged, the directory is
+            not empty, or it cannot be written.
+    """
+    manifest = read_sweep(root)
+    finished = [entry for entry in manifest.runs if entry.state == "finished"]
+    if not finished:
+        raise BehaviorTraceError(
+            f"{root} has no finished run to copy; go on with the sweep's own command first"
+        )
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise BehaviorTraceError(f"{path} is not empty; choose another --out")
+    aside = path.with_name(f".{path.name}.tmp")
+    try:
+        shutil.rmtree(aside, ignore_errors=True)
+        atomic.make_folder(aside)
+        for entry in finished:
+            Run.open(root / entry.folder).export(aside / entry.folder)
+        Book(aside).write(manifest.model_copy(update={"results": {}}))
+        if path.exists():
+            path.rmdir()
+        os.replace(aside, path)
+    except OSError as error:
+        raise atomic.write_error(path, error) from error
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+    merged = merge_again(path)
+    for lock in path.rglob(".lock"):
+        lock.unlink(missing_ok=True)
+    return merged
