@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from behaviortrace.capture import CountSketch, device
+from behaviortrace.capture import CountSketch, device, kernels
 from behaviortrace.capture.kronecker import Grid
 from behaviortrace.capture.layout import slots_of
 from behaviortrace.errors import BehaviorTraceError
@@ -215,3 +215,19 @@ def test_refuses_a_dim_that_is_no_power_of_two(dim: int) -> None:
 def test_refuses_an_unknown_hash() -> None:
     with pytest.raises(BehaviorTraceError, match="md5"):
         CountSketch(64, hash="md5")  # type: ignore[arg-type]  # the mistake under test
+
+
+@pytest.mark.parametrize(("rows", "n"), [(1, 5), (3, 4096), (4, 10_001), (8, 70_000)])
+def test_weighted_sums_are_those_of_a_matrix_product_on_any_threads(rows: int, n: int) -> None:
+    rng = np.random.default_rng(rows)
+    values = rng.normal(size=(rows, n)).astype(np.float32)
+    weight = rng.normal(size=rows).astype(np.float32)
+    found = []
+    for threads in (1, 2):
+        kernels.use_threads(threads)
+        total = np.full(n, np.nan, np.float32)
+        kernels.weighted_sum(total, values, weight)
+        found.append(total)
+    exact = weight.astype(np.float64) @ values.astype(np.float64)
+    np.testing.assert_allclose(found[0], exact, atol=2e-6)
+    assert found[0].tobytes() == found[1].tobytes()

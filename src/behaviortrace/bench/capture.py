@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from behaviortrace.bench.adapters import bench_lora
 from behaviortrace.bench.arms import OneAtATime, Traced, kernel_over_read, plain
 from behaviortrace.bench.peers import Peer, peers
-from behaviortrace.bench.timing import interleaved, peak_memory
+from behaviortrace.bench.timing import interleaved, paired_ratio, peak_memory
 from behaviortrace.bench.workload import Workload
 from behaviortrace.capture.layout import BLOCK, Layout
 from behaviortrace.capture.objective import fused_head
@@ -25,6 +26,7 @@ from behaviortrace.train.policy import load_policy
 
 ROLLOUTS, PROMPT, COMPLETION, MICRO_BATCH = 16, 36, 48, 4
 _FLOATS = 1 << 30  # exact gradient entries held at a time
+LORA_ROUNDS = 5  # its ratio is the closest to 1
 PUBLISHED = 2
 """Rollouts timed of the published way; its time is proportional to their number."""
 
@@ -49,8 +51,10 @@ def bench_capture(
         progress: called with a stage, the units done and the units in all.
 
     Returns:
-        ``forward_backward_ratio`` (traced over plain), ``step_ratio`` (the same with generation
-        and the optimizer step added to both), ``rms_cosine_error`` (over all pairs of rollouts,
+        ``forward_backward_ratio`` (traced over plain, median of the rounds' ratios),
+        ``step_ratio`` (the same with generation and the optimizer step added to both),
+        ``lora_ratio`` (traced over plain with adapters alone trained, None without PEFT),
+        ``rms_cosine_error`` (over all pairs of rollouts,
         against exact gradients), ``rms_cosine_theory``, ``energy_covered`` (of the squared
         gradient norm), ``baseline_added_ratio`` (what the published way takes beyond plain
         training, over what ours does; None where ours takes nothing measurable),
@@ -87,6 +91,7 @@ def bench_capture(
     medians = {name: statistics.median(found) for name, found in seconds.items()}
     whole = {**medians, "published": medians["published"] * ROLLOUTS / PUBLISHED}
     rest = optimizer + generation
+    lora = bench_lora(model, work, dim, max(rounds, LORA_ROUNDS))
     kernel = kernel_over_read(sketch, MICRO_BATCH, 1 << 24)
     added = medians["block"] - medians["plain"]
     published = whole["published"] - whole["plain"]
@@ -94,8 +99,11 @@ def bench_capture(
     return {
         "model": source,
         "threads": torch.get_num_threads(),
-        "forward_backward_ratio": medians["block"] / medians["plain"],
-        "step_ratio": (medians["block"] + rest) / (medians["plain"] + rest),
+        "forward_backward_ratio": paired_ratio(seconds["block"], seconds["plain"]),
+        "step_ratio": paired_ratio(
+            [s + rest for s in seconds["block"]], [s + rest for s in seconds["plain"]]
+        ),
+        "lora_ratio": None if lora is None else lora["ratio"],
         "rms_cosine_error": fidelity["block"]["rms_cosine_error"],
         "rms_cosine_theory": dim**-0.5,
         "energy_covered": covered,
@@ -106,6 +114,7 @@ def bench_capture(
         "added_memory_gb": memory / 1e9,
         "generation_seconds": generation,
         "optimizer_seconds": optimizer,
+        "lora": lora,
         "left_out": left_out,
         "arms": {
             name: {

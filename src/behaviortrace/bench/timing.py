@@ -6,7 +6,7 @@ import resource
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 
@@ -49,6 +49,14 @@ def _aside(arm: Callable[[], Any], name: str) -> None:
 def median_seconds(arms: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
     """Median wall seconds of each arm, interleaved."""
     return {n: statistics.median(s) for n, s in interleaved(arms, rounds).items()}
+
+
+def paired_ratio(seconds: Sequence[float], of: Sequence[float]) -> float:
+    """Median over rounds of one arm's seconds over another's in the same round.
+
+    On a machine whose speed drifts, neighbours in time are alike where medians of either are not.
+    """
+    return statistics.median(a / b for a, b in zip(seconds, of, strict=True))
 
 
 def peak_memory() -> float:

@@ -28,6 +28,7 @@ _MIX2 = np.uint64(0x94D049BB133111EB)
 _TWO, _S30, _S27, _S31, _S32, _S63 = (np.uint64(v) for v in (2, 30, 27, 31, 32, 63))
 _LANES, _BYTES = np.uintp(64), np.uintp(4)
 _WIDTH = 8  # lanes of a vector
+_PIECE = 4096  # columns summed at a time
 _FUSED = ("contract",)  # multiply and add may round once
 
 _INNER: dict[str, Any] = {
@@ -200,6 +201,32 @@ def coordinate_positions(
                 h = mix(key + (first + np.uint64(j)) * GOLDEN)
                 value = values[r, t, j]
                 out[r, h & mask] += -value if h >> _S63 else value
+
+
+@njit(parallel=True, fastmath={"contract"}, **_INNER)
+def weighted_sum(total: Any, values: Any, weight: Any) -> None:
+    """Sum rows times their weights; what a matrix-vector product of a wide, short matrix is.
+
+    A BLAS has no fast path for so few rows. Columns go in pieces that stay in the first cache, so
+    the values are read once; a column is summed in the order of its rows, whatever the threads.
+
+    Args:
+        total: (n,) float32, overwritten.
+        values: (rows, n) float32, at least one row, contiguous in its last axis.
+        weight: (rows,) float32.
+    """
+    n = values.shape[1]
+    for piece in prange((n + _PIECE - 1) // _PIECE):
+        first = piece * _PIECE
+        last = min(n, first + _PIECE)
+        out = total[first:last]
+        row, factor = values[0, first:last], weight[0]
+        for i in range(last - first):
+            out[i] = factor * row[i]
+        for r in range(1, values.shape[0]):
+            row, factor = values[r, first:last], weight[r]
+            for i in range(last - first):
+                out[i] += factor * row[i]
 
 
 def fold(out: np.ndarray, dim: int) -> np.ndarray:

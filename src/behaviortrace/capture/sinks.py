@@ -76,8 +76,15 @@ class RowSink(ABC):
             flat = tile.view(self.rows, n * b)
             self._take(slot, flat, start + at * b)
             if total is not None:
-                torch.mv(flat.t(), self.weight, out=total[at * b : (at + n) * b])
+                self._sum(flat, total[at * b : (at + n) * b])
         return None if total is None else total.view(a, b)
+
+    def _sum(self, flat: torch.Tensor, out: torch.Tensor) -> None:
+        """Write the weighted sum of (rows, n) to (n,)."""
+        if flat.device.type == "cpu":
+            kernels.weighted_sum(out.numpy(), flat.numpy(), self.weight.numpy())
+        else:
+            torch.mv(flat.t(), self.weight, out=out)
 
     def dense(self, slot: Slot, gradients: torch.Tensor) -> torch.Tensor | None:
         """Row gradients of a whole parameter, (rows, *shape); returns their weighted sum."""
