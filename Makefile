@@ -41,7 +41,7 @@ types: setup
 
 test: lint types tasks
 	$(BIN)/behaviortrace models pull smollm2
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --cov=behaviortrace --cov-report=term --cov-fail-under=90
+	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --cov=behaviortrace --cov-report=term --cov-fail-under=90
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .coverage

@@ -43,6 +43,9 @@ class FakeRun:
             raise BehaviorTraceError(f"{self.path.name} has no {name!r}; run the stage first")
         return self.jsons[name]
 
+    def has(self, name: str) -> bool:
+        return name in self.tables or name in self.jsons
+
     def save_json(self, name: str, data: Any) -> None:
         self.jsons[name] = jsonable(data)
 

@@ -63,9 +63,10 @@ def test_the_advice_on_prompts_gives_steps_their_headroom() -> None:
     changes = {"thresholds.headroom": 0.2, "thresholds.step_margin": 0.2, "plant.cutoff_step": 100}
     found = planned("smollm2", changes, rate=0.6)["step"]
     assert not found["answers"] and "score rollouts instead" in found["sentence"]
-    advised = re.search(r"prompts_per_step to (\d)", found["sentence"])
+    advised = re.search(r"prompts_per_step to (\d) and micro_batch to (\d)", found["sentence"])
     assert advised
-    better = planned("smollm2", {**changes, "train.prompts_per_step": int(advised[1])}, rate=0.6)
+    smaller = {"train.prompts_per_step": int(advised[1]), "train.micro_batch": int(advised[2])}
+    better = planned("smollm2", {**changes, **smaller}, rate=0.6)
     assert better["step"]["answers"] and better["step"]["room"] > found["room"]
 
 
@@ -76,9 +77,11 @@ def test_nothing_planted_leaves_nothing_to_rank() -> None:
 
 def test_tasks_take_a_share_of_the_ground_truth() -> None:
     without, with_tasks = (planned(name)["step"] for name in ("smollm2", "smollm2-tasks"))
-    mix = recipes.load("smollm2-tasks").prompts.mix
+    recipe = recipes.load("smollm2-tasks")
+    mix = recipe.prompts.mix
     left = 1 - mix["task"] / sum(mix.values())
-    assert with_tasks["n_boosted"] == pytest.approx(left * without["n_boosted"])
+    more = recipe.train.prompts_per_step / recipes.load("smollm2").train.prompts_per_step
+    assert with_tasks["n_boosted"] == pytest.approx(left * more * without["n_boosted"])
 
 
 def test_one_seed_is_told_to_sweep() -> None:

@@ -33,9 +33,9 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Run:
     (folder / "model.safetensors").write_bytes(b"weights" * 1000)
     run.add_checkpoint(4, folder)
     pipeline.evaluate(run)
+    run.update(status="complete")
     check(run)
     report(run)
-    run.update(status="complete")
     return run
 
 

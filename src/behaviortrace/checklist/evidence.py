@@ -197,7 +197,7 @@ def _missed(run: Run) -> list[float]:
 def _token_norms(run: Run) -> dict[str, float]:
     stored = {f"{t.name}, step {t.step}": t.norm for t in run.manifest.targets}
     known = {name: norm for name, norm in stored.items() if norm is not None}
-    if len(known) == len(stored):
+    if stored and len(known) == len(stored):
         return known
     try:
         targets = run.targets()

@@ -10,9 +10,9 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 import typer
-from rich.console import Console
 from rich.table import Table
 
+from behaviortrace.cli import view
 from behaviortrace.errors import BehaviorTraceError
 from behaviortrace.evaluate import precision as precision_metric
 from behaviortrace.evaluate import rows as tables
@@ -223,7 +223,7 @@ def _print_auc(report: AucReport, interval: Shown) -> None:
     for name in report.raw:
         cells = [_shown(_chosen(judged[name], interval)) for judged in variants.values()]
         table.add_row(name, *cells)
-    Console().print(table)
+    view.stdout.print(table)
     typer.echo(_auc_sentence(report, interval))
 
 
@@ -279,7 +279,7 @@ def _print_precision(result: Mapping[str, Any], block: str | None) -> None:
         table.add_column(title)
     for name, cell in result["scores"].items():
         table.add_row(name, f"{cell['precision']:.4f}", f"{cell['lift']:.2f}")
-    Console().print(table)
+    view.stdout.print(table)
     ties = "no tie blocks given" if block is None else f"rows tied by {block}"
     typer.echo(
         f"{result['positives']} of {result['n']} rows are ground truth: a random order reaches "

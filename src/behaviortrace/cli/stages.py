@@ -137,7 +137,9 @@ def verify(run: RunPath, as_json: Json = False) -> None:
             view.stdout.print(problem, markup=False, highlight=False, soft_wrap=True)
     else:
         counts = ", ".join(f"{n} {name}" for name, n in opened.manifest.counts.items())
-        view.stdout.print(f"{run} is sound: {counts}", markup=False, highlight=False)
+        view.stdout.print(
+            f"{run} is sound: {counts}", markup=False, highlight=False, soft_wrap=True
+        )
     if problems:
         raise typer.Exit(1)
 

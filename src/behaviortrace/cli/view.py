@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -12,8 +13,19 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 from behaviortrace.train.progress import Progress as Report
 
-stdout = Console()
-stderr = Console(stderr=True)
+_WIDE = 160
+
+
+def _console(**settings: Any) -> Console:
+    """A console that does not cut tables to 80 columns where nobody's terminal is that narrow."""
+    made = Console(**settings)
+    if made.is_terminal or "COLUMNS" in os.environ:
+        return made
+    return Console(**settings, width=_WIDE)
+
+
+stdout = _console()
+stderr = _console(stderr=True)
 
 
 @contextmanager

@@ -146,7 +146,12 @@ def _step_remedy(recipe: Recipe, boosted: Showing, need: float) -> str:
         room = step_ceiling(boosted, groups, generations) - boosted.moment(1)
         noise = step_noise(boosted, groups, generations, window)
         if room >= max(need, _NORMAL * noise):
-            return f"lower train.prompts_per_step to {groups} (room {room:.3f}), or {rollouts}"
+            size = groups * generations
+            fitting = max(n for n in range(1, recipe.train.micro_batch + 1) if size % n == 0)
+            also = "" if fitting == recipe.train.micro_batch else f" and micro_batch to {fitting}"
+            return (
+                f"lower train.prompts_per_step to {groups}{also} (room {room:.3f}), or {rollouts}"
+            )
     return rollouts
 
 
