@@ -82,3 +82,6 @@ def refusals(folder: Path, rows: int) -> None:
 if __name__ == "__main__":
     train(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
     refusals(Path(sys.argv[1]), int(sys.argv[2]))
+    if torch.distributed.is_initialized():  # left to the end of the process it may abort
+        torch.distributed.barrier()
+        torch.distributed.destroy_process_group()

@@ -9,6 +9,7 @@ from scipy import special, stats
 from behaviortrace.bench.candidates import candidates
 from behaviortrace.bench.cases import CASES, Case
 from behaviortrace.bench.intervals import coverage
+from behaviortrace.cli import view
 from behaviortrace.cli.app import main
 from behaviortrace.evaluate.auc import within_group_pairs
 from behaviortrace.evaluate.fluency import residualize
@@ -184,7 +185,7 @@ def test_the_candidates_where_no_pair_is_lost():
 
 
 def test_the_command_prints_coverage(capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "240")
+    monkeypatch.setattr(view.stdout, "width", 240)
     options = ["bench", "intervals", "--studies", "20", "--case", "null, few groups", "--others"]
     with pytest.raises(SystemExit) as stopped:
         main([*options, "--json"])

@@ -53,7 +53,7 @@ def judged(run: Run) -> dict[str, object]:
 def page(run: Run) -> str:
     """The report but for the run's name and what it says of the manifest."""
     text = (run.path / "report" / "index.html").read_text("utf-8")
-    text = re.sub(r"<div><dt>(Left out of this copy|Manifest digest)</dt>.*?</div>", "", text)
+    text = re.sub(r"<div><dt>(Left out of this copy|Manifest digest)</dt>.*?</div>\n", "", text)
     return re.sub(r"<(title|h1)>.*?</\1>", "", text)
 
 
