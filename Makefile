@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 DEMO ?= runs/demo
 WORKERS ?= 2
 
-.PHONY: setup tasks demo test lint types clean
+.PHONY: setup tasks demo test lint types studies clean
 
 setup: $(VENV)/ready
 
@@ -42,6 +42,12 @@ types: setup
 test: lint types tasks
 	$(BIN)/behaviortrace models pull smollm2
 	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --cov=behaviortrace --cov-report=term --cov-fail-under=90
+
+# Every table, figure and page of the committed studies, again from their rows.
+studies: setup
+	for sweep in studies/*/*/sweep.json; do \
+		$(BIN)/behaviortrace merge "$$(dirname $$sweep)" --evaluate && rm -f "$$(dirname $$sweep)"/.lock "$$(dirname $$sweep)"/runs/*/.lock || exit 1; \
+	done
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .coverage

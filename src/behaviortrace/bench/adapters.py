@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Callable
 from typing import Any
 
 from torch import nn
@@ -36,11 +37,14 @@ def bench_lora(model: nn.Module, work: Workload, dim: int, rounds: int) -> dict[
     from peft import LoraConfig, get_peft_model
 
     config = LoraConfig(r=RANK, target_modules="all-linear", task_type="CAUSAL_LM")
-    adapted: Any = get_peft_model(model, config)  # type: ignore[arg-type]  # a Hugging Face model
+    adapted: Any = get_peft_model(model, config)
     adapted.train()
     with fused_head(model, 1.0):
         own = Workload(adapted, work.ids, work.advantages, work.completion, work.micro_batch)
-        arms = {"plain": lambda: plain(own), "traced": Traced(own, CountSketch(dim))}
+        arms: dict[str, Callable[[], Any]] = {
+            "plain": lambda: plain(own),
+            "traced": Traced(own, CountSketch(dim)),
+        }
         seconds = interleaved(arms, rounds)
     trained = sum(p.numel() for p in adapted.parameters() if p.requires_grad)
     ratio = paired_ratio(seconds["traced"], seconds["plain"])

@@ -1,0 +1,63 @@
+"""Committed studies: whole, and their tables what their committed rows give."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+import polars as pl
+import pytest
+from polars.testing import assert_frame_equal
+
+from behaviortrace import pipeline
+from behaviortrace.run import Run
+from behaviortrace.sweep.manifest import read_sweep
+from behaviortrace.sweep.stage import merge_again
+
+STUDIES = Path(__file__).resolve().parent.parent / "studies"
+SWEEPS = sorted(path.parent for path in STUDIES.glob("*/*/sweep.json"))
+
+
+def test_there_are_studies() -> None:
+    assert SWEEPS
+
+
+@pytest.mark.parametrize("root", SWEEPS, ids=lambda root: root.name)
+def test_its_files_are_what_its_manifests_say(root: Path) -> None:
+    manifest = read_sweep(root)
+    finished = [run for run in manifest.runs if run.state == "finished"]
+    assert finished
+    for entry in finished:
+        run = Run.open(root / entry.folder)
+        assert run.verify() == []
+        assert run.manifest.left_out and not list(run.path.rglob("*.safetensors"))
+    for entry in manifest.results.values():
+        assert (root / entry.file).stat().st_size == entry.bytes
+    assert not list(root.rglob(".lock"))
+
+
+@pytest.mark.parametrize("root", SWEEPS, ids=lambda root: root.name)
+def test_its_tables_are_made_again_from_its_rows(root: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(root, tmp_path / root.name))
+    finished = [run for run in read_sweep(copy).runs if run.state == "finished"]
+    one = Run.open(copy / finished[-1].folder)  # all of them: make studies
+    for name in ("results/rollout_level", "results/step_level", "results/token_level"):
+        one.save_table(name, one.table(name).head(0))
+    pipeline.evaluate(one)
+    (copy / "report" / "index.html").unlink()
+    found = merge_again(copy)
+    assert found.report and found.report.is_file()
+    for before in sorted((root / "results").glob("*.parquet")):
+        table = pl.read_parquet(before)
+        again = pl.read_parquet(copy / "results" / before.name)
+        hidden = [name for name in ("facts", "sentence") if name in table.columns]
+        assert_frame_equal(again.drop(hidden), table.drop(hidden), rel_tol=1e-6, abs_tol=1e-9)
+        csv = pl.read_csv(before.with_suffix(".csv"), infer_schema_length=None)
+        assert csv.columns == table.columns and csv.height == table.height
+
+
+@pytest.mark.parametrize("root", SWEEPS, ids=lambda root: root.name)
+def test_nothing_of_the_machine_is_in_it(root: Path) -> None:
+    for file in root.rglob("*.json"):
+        assert not re.search(r'"/\w', file.read_text("utf-8")), "an absolute path"
