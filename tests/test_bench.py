@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
 
 import numpy as np
 import pytest
@@ -39,6 +41,14 @@ def test_peak_memory_sees_an_allocation() -> None:
     held = np.ones(int(peak // 8) + 30_000_000)
     assert peak_memory() - peak > 1e8
     assert held.sum() == held.size
+
+
+def test_peak_memory_is_not_that_of_the_parent() -> None:
+    held = np.ones(60_000_000)
+    fresh = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, mp_context=fresh) as pool:
+        child = pool.submit(peak_memory).result()
+    assert held.nbytes < peak_memory() and child < peak_memory() - held.nbytes / 2
 
 
 def test_bench_capture_on_the_tiny_model(capsys: pytest.CaptureFixture[str]) -> None:

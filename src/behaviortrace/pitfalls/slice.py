@@ -247,7 +247,7 @@ def _sentence(found: list[dict[str, Any]], facts: dict[str, Any]) -> str:
     verdict = (
         "every quantity computed on the slice is void"
         if facts["token_ids_inside"] == 0
-        else "the slice does not miss the behaviour altogether; a smaller --size would"
+        else "all that the slice sees of the behaviour is in those rows"
     )
     return f"{told}: {shares}; {verdict}."
 

@@ -31,8 +31,8 @@ class Pitfall:
 
     @property
     def mark(self) -> str:
-        """Of the badge: a sign and a word, and its kind."""
-        return {True: "shows", False: "does not show", None: "undecided"}[self.shows]
+        """The word of its badge."""
+        return {True: "shows", False: "absent", None: "undecided"}[self.shows]
 
 
 def pitfalls(run: Run) -> tuple[list[Pitfall], list[tuple[str, str]]]:

@@ -8,8 +8,16 @@ from pathlib import Path
 
 from behaviortrace.errors import BehaviorTraceError
 from behaviortrace.run import Run, atomic
-from behaviortrace.sweep.manifest import Book, read_sweep
+from behaviortrace.sweep.manifest import Book, RunEntry, SweepManifest, read_sweep
 from behaviortrace.sweep.stage import Sweep, merge_again
+
+
+def _states(manifest: SweepManifest) -> list[RunEntry]:
+    """The runs as they stand in a copy, where none is at work."""
+    missing = {"state": "waiting", "note": "not finished when this copy was made"}
+    return [
+        run if run.state == "finished" else run.model_copy(update=missing) for run in manifest.runs
+    ]
 
 
 def export(root: Path, path: Path) -> Sweep:
@@ -40,7 +48,7 @@ def export(root: Path, path: Path) -> Sweep:
         atomic.make_folder(aside)
         for entry in finished:
             Run.open(root / entry.folder).export(aside / entry.folder)
-        Book(aside).write(manifest.model_copy(update={"results": {}}))
+        Book(aside).write(manifest.model_copy(update={"results": {}, "runs": _states(manifest)}))
         if path.exists():
             path.rmdir()
         os.replace(aside, path)
