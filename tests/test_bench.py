@@ -61,7 +61,8 @@ def test_bench_capture_on_the_tiny_model(capsys: pytest.CaptureFixture[str]) -> 
     assert found["energy_covered"] == pytest.approx(1.0, abs=1e-6)
     assert 0 < found["rms_cosine_error"] < 3 * found["rms_cosine_theory"]
     assert {"plain", "block", "coordinate", "kronecker", "published"} <= set(found["arms"])
-    for key in ("forward_backward_ratio", "step_ratio", "kernel_over_read"):
+    ratios = ("forward_backward_ratio", "step_ratio", "lora_ratio", "token_score_passes")
+    for key in (*ratios, "kernel_over_read"):
         assert found[key] > 0
     added = found["arms"]["block"]["median"] - found["arms"]["plain"]["median"]
     published = found["arms"]["published"]

@@ -31,7 +31,11 @@ def test_basis_is_one_in_all_and_straight_outside(seed, n):
     assert found @ (3 * knots - 1) == pytest.approx(3 * fluency - 1)  # so is a line, everywhere
 
 
-@given(st.integers(0, 1000), st.floats(-3, 3), st.floats(-2, 2))
+SLOPES = st.floats(-3, 3).filter(lambda slope: slope == 0 or abs(slope) > 1e-300)
+"""Below the smallest normal numbers a line is none: its values are rounded to steps."""
+
+
+@given(st.integers(0, 1000), SLOPES, st.floats(-2, 2))
 @settings(max_examples=30, deadline=None)
 def test_a_score_that_is_a_line_of_fluency_is_explained_whole(seed, slope, level):
     rng = np.random.default_rng(seed)

@@ -170,7 +170,7 @@ def test_a_slice_misses_the_behaviour_and_a_sketch_does_not(real: Run) -> None:
 
 def test_a_slice_that_holds_the_token_is_told_so(real: Run) -> None:
     found = pitfalls.slice_misses(real, size=1024, limit=8)
-    assert found.facts["token_ids_inside"] == 1 and "does not miss" in found.sentence
+    assert found.facts["token_ids_inside"] == 1 and "is in those rows" in found.sentence
 
 
 def test_a_slice_that_cannot_be_shown_is_refused(real: Run, blind: Run, tmp_path: Path) -> None:

@@ -352,9 +352,12 @@ def checklist_of(**changes: str) -> list[Verdict]:
 def test_a_level_is_believed_where_every_run_says_so() -> None:
     good, fluent = checklist_of(), checklist_of(fluency="fail")
     assert tone([good, good], 2) == "believed"
-    assert tone([good, fluent], 2) == "partly" and tone([good, good], 3) == "refused"
-    assert tone([], 2) == "open"
+    assert tone([good, fluent], 2) == "partly" and tone([fluent, fluent], 2) == "partly"
+    assert tone([], 2) == "open" and tone([good, good], 3) == "open"
     said = conclusion([good, fluent], 2)
     assert "the rollout-level ranking in 1 of 2 runs" in said
     assert said.startswith("The step-level ranking and the token-level direction may be believed")
-    assert conclusion([good], 3).startswith("No ranking may be believed in every run")
+    assert conclusion([good], 3).startswith("Nothing can be concluded yet: 1 of 3 runs finished")
+    bad = checklist_of(integrity="fail")
+    assert tone([bad, bad], 2) == "refused"
+    assert conclusion([bad, bad], 2).startswith("No ranking may be believed in every run")

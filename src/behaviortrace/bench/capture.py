@@ -16,6 +16,7 @@ from behaviortrace.bench.adapters import bench_lora
 from behaviortrace.bench.arms import OneAtATime, Traced, kernel_over_read, plain
 from behaviortrace.bench.peers import Peer, peers
 from behaviortrace.bench.timing import interleaved, paired_ratio, peak_memory
+from behaviortrace.bench.tokens import bench_tokens
 from behaviortrace.bench.workload import Workload
 from behaviortrace.capture.layout import BLOCK, Layout
 from behaviortrace.capture.objective import fused_head
@@ -54,6 +55,7 @@ def bench_capture(
         ``forward_backward_ratio`` (traced over plain, median of the rounds' ratios),
         ``step_ratio`` (the same with generation and the optimizer step added to both),
         ``lora_ratio`` (traced over plain with adapters alone trained, None without PEFT),
+        ``token_score_passes`` (scores of every token over a forward pass),
         ``rms_cosine_error`` (over all pairs of rollouts,
         against exact gradients), ``rms_cosine_theory``, ``energy_covered`` (of the squared
         gradient norm), ``baseline_added_ratio`` (what the published way takes beyond plain
@@ -91,6 +93,7 @@ def bench_capture(
     medians = {name: statistics.median(found) for name, found in seconds.items()}
     whole = {**medians, "published": medians["published"] * ROLLOUTS / PUBLISHED}
     rest = optimizer + generation
+    tokens = bench_tokens(model, work, rounds)
     lora = bench_lora(model, work, dim, max(rounds, LORA_ROUNDS))
     kernel = kernel_over_read(sketch, MICRO_BATCH, 1 << 24)
     added = medians["block"] - medians["plain"]
@@ -114,7 +117,9 @@ def bench_capture(
         "added_memory_gb": memory / 1e9,
         "generation_seconds": generation,
         "optimizer_seconds": optimizer,
+        "token_score_passes": tokens["passes"],
         "lora": lora,
+        "tokens": tokens,
         "left_out": left_out,
         "arms": {
             name: {

@@ -17,7 +17,7 @@ def levels(verdicts: Sequence[Sequence[Verdict]]) -> dict[str, int]:
 def conclusion(verdicts: Sequence[Sequence[Verdict]], wanted: int) -> str:
     """One plain sentence of what may be believed, from the checklists of a sweep's finished runs.
 
-    A level is believed where it is in every run that was wanted.
+    A level is believed where it is in every run that was wanted; before all have finished, none is.
 
     Args:
         verdicts: the checklist of each finished run.
@@ -29,7 +29,13 @@ def conclusion(verdicts: Sequence[Sequence[Verdict]], wanted: int) -> str:
     """
     if not verdicts:
         return f"Nothing can be concluded: none of {wanted} runs has finished."
-    counted = [f"{level} in {count} of {wanted} runs" for level, count in levels(verdicts).items()]
+    done = len(verdicts)
+    counted = [f"{level} in {count} of {done} runs" for level, count in levels(verdicts).items()]
+    if done < wanted:
+        return (
+            f"Nothing can be concluded yet: {done} of {wanted} runs finished (believed so far: "
+            f"{', '.join(counted)})."
+        )
     held = [level for level, count in levels(verdicts).items() if count == wanted]
     subject = " and ".join(held) if held else "no ranking"
     opening = f"{subject[0].upper()}{subject[1:]} may be believed in every run"
@@ -38,7 +44,7 @@ def conclusion(verdicts: Sequence[Sequence[Verdict]], wanted: int) -> str:
 
 def tone(verdicts: Sequence[Sequence[Verdict]], wanted: int) -> str:
     """ "believed", "partly", "refused", or "open" where nothing has finished."""
-    if not verdicts:
+    if len(verdicts) < wanted:
         return "open"
     held = [count == wanted for count in levels(verdicts).values()]
     return "believed" if all(held) else "partly" if any(held) else "refused"
