@@ -46,7 +46,7 @@ test: lint types tasks
 # Every table, figure and page of the committed studies, again from their rows.
 studies: setup
 	for sweep in studies/*/*/sweep.json; do \
-		$(BIN)/behaviortrace merge "$$(dirname $$sweep)" --evaluate && rm -f "$$(dirname $$sweep)"/.lock "$$(dirname $$sweep)"/runs/*/.lock || exit 1; \
+		$(BIN)/behaviortrace merge "$$(dirname $$sweep)" --evaluate || exit 1; \
 	done
 
 clean:

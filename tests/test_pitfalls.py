@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars as pl
 import pytest
 import torch
 from markupsafe import escape
@@ -228,6 +229,14 @@ def test_undefined_numbers_are_null(blind: Run) -> None:
         values = [v for row in found.table.to_dicts() for v in row.values()]
         values += list(found.facts.values())
         assert not any(isinstance(v, float) and math.isnan(v) for v in values)
+
+
+def test_groups_with_both_labels_are_counted(telling: Run) -> None:
+    (row,) = rows(pitfalls.fluency(telling), rollouts=telling.draws()[0])
+    shown = telling.rollouts(telling.draws()[0]).group_by("group").agg(pl.col("behavior").sum())
+    size = telling.rollouts(telling.draws()[0]).height / shown.height
+    both = [0 < n < size for n in shown["behavior"]]
+    assert (row["groups"], row["mixed"]) == (len(both), sum(both)) and 0 < sum(both) < len(both)
 
 
 def test_they_are_stored_and_shown_in_the_report(telling: Run) -> None:

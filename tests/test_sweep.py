@@ -313,14 +313,17 @@ def test_replicates_are_summed_up() -> None:
 
 
 def test_one_run_is_not_enough_where_draws_disagree() -> None:
-    def said(*ends: tuple[float, float]) -> bool | None:
-        made = [Replicate(0, str(i), auc, lo, 1.0) for i, (auc, lo) in enumerate(ends)]
+    def said(*ends: tuple[int, float, float, float]) -> bool | None:
+        made = [Replicate(s, str(i), auc, lo, hi) for i, (s, auc, lo, hi) in enumerate(ends)]
         return summarise_replicates(made)["disagree"]
 
-    assert said((0.7, 0.6)) is None
-    assert said((0.7, 0.6), (0.8, 0.55)) is False
-    assert said((0.7, 0.6), (0.6, 0.45)) is True  # one interval excludes 0.5
-    assert said((0.6, 0.4), (0.4, 0.3)) is True  # they are on different sides
+    alike = (0, 0.7, 0.6, 0.8)
+    assert said() is None and said(alike) is None
+    assert said(alike, (0, 0.8, 0.55, 0.9)) is None  # one training tells nothing of another
+    assert said(alike, (1, 0.8, 0.55, 0.9)) is False
+    assert said(alike, (0, 0.6, 0.45, 0.7)) is True  # one interval excludes 0.5
+    assert said((0, 0.6, 0.4, 0.7), (1, 0.4, 0.3, 0.6)) is True  # they are on different sides
+    assert said((0, 0.3, 0.2, 0.4), (1, 0.4, 0.3, 0.6)) is True  # one excludes 0.5 from below
 
 
 def test_the_pitfalls_are_one_table_with_the_sixth_over_all() -> None:
@@ -332,6 +335,7 @@ def test_the_pitfalls_are_one_table_with_the_sixth_over_all() -> None:
     found = tables.pitfalls(shown, {"disagree": True}, [0, 1])
     text = [[cell.text for cell in row] for row in found.rows]
     assert text[0] == ["P1: cliff", "shows", "—"] and text[1] == ["P3: slice", "—", "undecided"]
+    assert tables.pitfalls(shown, {"disagree": None}, [0, 1]).rows[2][1].reason
     assert text[2][0].startswith("P6") and text[2][1] == "shows, over all seeds"
     assert all(len(row) == len(found.columns) for row in found.rows)
 

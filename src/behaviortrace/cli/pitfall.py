@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from behaviortrace.cli import stages, view
+from behaviortrace.pitfalls.demonstration import WORDS
 
 if TYPE_CHECKING:
     from behaviortrace.pitfalls import Demonstration
@@ -89,14 +90,14 @@ def _print(found: Demonstration, as_json: bool) -> None:
     view.stdout.print(found.title, highlight=False, markup=False)
     view.stdout.print(_table(found))
     view.stdout.print(found.sentence, highlight=False, markup=False)
-    told = {True: "Shows", False: "Does not show", None: "Undecided"}[found.shows]
-    view.stdout.print(f"{told}. It shows where {found.rule}.", highlight=False, markup=False)
+    told = f"{WORDS[found.shows].capitalize()}. It shows where {found.rule}."
+    view.stdout.print(told, highlight=False, markup=False)
 
 
 def _table(found: Demonstration) -> Table:
     """The demonstration's table, each point with its interval in one column."""
     heads, body = found.grid()
-    table = Table(*heads, box=None, padding=(0, 2, 0, 0))
+    table = Table(*(head.replace("_", " ") for head in heads), box=None, padding=(0, 2, 0, 0))
     for row in body:
         table.add_row(*(Text("-" if cell is None else cell) for cell in row))
     return table

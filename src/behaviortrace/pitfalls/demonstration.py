@@ -57,11 +57,14 @@ class Demonstration:
         return cls(**fields, table=pl.DataFrame(stored["rows"], infer_schema_length=None))
 
     def grid(self) -> tuple[list[str], list[list[str | None]]]:
-        """Headings and cells of the table, each point with its interval in one cell."""
+        """Columns and cells of the table, each point with its interval in one cell."""
         names = [name for name in self.table.columns if not name.endswith(_ENDS)]
         body = [[_cell(row, name) for name in names] for row in self.table.iter_rows(named=True)]
-        return [name.replace("_", " ") for name in names], body
+        return names, body
 
+
+WORDS: Mapping[bool | None, str] = {True: "shows", False: "absent", None: "undecided"}
+"""How pages and the command line say ``shows``."""
 
 _ENDS = ("_lo", "_hi")
 

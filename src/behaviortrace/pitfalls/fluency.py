@@ -40,9 +40,9 @@ def fluency(run: Run, *, stretches: int = STRETCHES) -> Demonstration:
         stretches: of training; fewer where there are fewer steps.
 
     Returns:
-        One row a draw or stretch: behaviour rate, pairs, mean fluency gap inside pairs (nats), and
-        the within-group AUC of each score, raw and with fluency regressed out. Facts: in how many
-        rows fluency is at or above both gradient scores.
+        One row a draw or stretch: behaviour rate, groups and those of them with both labels, pairs,
+        mean fluency gap inside pairs (nats), and the within-group AUC of each score, raw and with
+        fluency regressed out. Facts: in how many rows fluency is at or above both gradient scores.
 
     Raises:
         BehaviorTraceError: the run is not scored, or ``stretches`` is below 1.
@@ -102,6 +102,7 @@ def _row(
     found: dict[str, Any] = {
         "rollouts": label,
         "behavior_rate": defined(float(label_of.mean())) if len(label_of) else None,
+        **_mixed(label_of, frame["group"].to_numpy()[judged]),
         "pairs": report.pairs,
         "fluency_gap": _gap(label_of, frame["group"].to_numpy()[judged], fluent),
     }
@@ -135,6 +136,12 @@ def _values(frame: pl.DataFrame, scores: pl.DataFrame, source: str) -> dict[str,
         if (key := (scored.estimator, scored.embedding, scored.target)) in wanted
     }
     return {name: found[name] for name in SCORES if name in found}
+
+
+def _mixed(label: np.ndarray, group: np.ndarray) -> dict[str, int]:
+    """Groups, and those of them that hold both labels: a saturated label leaves few."""
+    rates = [label[group == one].mean() for one in np.unique(group)]
+    return {"groups": len(rates), "mixed": sum(0 < rate < 1 for rate in rates)}
 
 
 def _gap(label: np.ndarray, group: np.ndarray, fluent: np.ndarray) -> float | None:
@@ -177,6 +184,8 @@ def _frame(found: list[dict[str, Any]]) -> pl.DataFrame:
     schema: dict[str, Any] = {
         "rollouts": pl.String,
         "behavior_rate": pl.Float64,
+        "groups": pl.Int64,
+        "mixed": pl.Int64,
         "pairs": pl.Int64,
         "fluency_gap": pl.Float64,
     }

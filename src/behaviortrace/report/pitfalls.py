@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from behaviortrace.errors import BehaviorTraceError
 from behaviortrace.pitfalls import stage
-from behaviortrace.pitfalls.demonstration import Demonstration
+from behaviortrace.pitfalls.demonstration import WORDS, Demonstration
 from behaviortrace.report.tables import Cell, Table, signed, word
 from behaviortrace.run import Run
 
@@ -32,7 +32,7 @@ class Pitfall:
     @property
     def mark(self) -> str:
         """The word of its badge."""
-        return {True: "shows", False: "absent", None: "undecided"}[self.shows]
+        return WORDS[self.shows]
 
 
 def pitfalls(run: Run) -> tuple[list[Pitfall], list[tuple[str, str]]]:
@@ -45,15 +45,11 @@ def pitfalls(run: Run) -> tuple[list[Pitfall], list[tuple[str, str]]]:
 
 
 def _pitfall(shown: Demonstration) -> Pitfall:
-    heads, body = shown.grid()
-    number = [shown.table[name].dtype.is_numeric() for name in shown.table.columns]
-    named = dict(zip((n.replace("_", " ") for n in shown.table.columns), number, strict=True))
-    cells = [
-        [_cell(text, named[head]) for head, text in zip(heads, row, strict=True)] for row in body
-    ]
-    return Pitfall(
-        shown.title, shown.shows, shown.rule, shown.sentence, Table(shown.title, heads, cells)
-    )
+    names, body = shown.grid()
+    numeric = [shown.table[name].dtype.is_numeric() for name in names]
+    cells = [[_cell(text, own) for text, own in zip(row, numeric, strict=True)] for row in body]
+    table = Table(shown.title, [name.replace("_", " ") for name in names], cells)
+    return Pitfall(shown.title, shown.shows, shown.rule, shown.sentence, table)
 
 
 def _cell(text: str | None, numeric: bool) -> Cell:

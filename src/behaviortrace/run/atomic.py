@@ -12,7 +12,8 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from behaviortrace.errors import BehaviorTraceError
@@ -97,6 +98,29 @@ def place(staged: Staged) -> None:
 def write(files: Mapping[Path, bytes]) -> None:
     """Put files in place, all of them or none."""
     place(stage(files))
+
+
+@contextmanager
+def whole_folder(path: Path) -> Iterator[Path]:
+    """A folder to fill, which takes the place of ``path`` at the end: whole, or not at all.
+
+    Raises:
+        BehaviorTraceError: ``path`` is there and not an empty folder, or cannot be written.
+    """
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise BehaviorTraceError(f"{path} is not empty; choose another --out")
+    aside = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    make_folder(aside)
+    try:
+        yield aside
+        if path.exists():
+            path.rmdir()
+        os.replace(aside, path)
+        sync_folder(path.parent)
+    except OSError as error:
+        raise write_error(path, error) from error
+    finally:
+        remove([aside])
 
 
 def discard(staged: Staged) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -28,33 +26,13 @@ def export(ledger: Ledger, path: Path) -> None:
             f"sketches could never be; finish it with 'behaviortrace run RECIPE --out "
             f"{ledger.root} --resume'"
         )
-    if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise BehaviorTraceError(f"{path} is not empty; choose another --out")
-    atomic.make_folder(path.parent)
-    aside = path.with_name(f".{path.name}.tmp")
-    try:
-        _discard(aside)
-        aside.mkdir()
+    with atomic.whole_folder(path) as aside:
         copy = Ledger(aside)
         copy.create(_copied(ledger, copy))
         page = ledger.root / _PAGE
         if page.is_file():
-            atomic.make_folder((aside / _PAGE).parent)
             atomic.write({aside / _PAGE: page.read_bytes()})
-        (aside / ".lock").unlink(missing_ok=True)
-        if path.exists():
-            path.rmdir()
-        os.replace(aside, path)
-        atomic.sync_folder(path.parent)
-    except OSError as error:
-        raise atomic.write_error(path, error) from error
-    finally:
-        _discard(aside)
-
-
-def _discard(folder: Path) -> None:
-    if folder.exists():
-        shutil.rmtree(folder, ignore_errors=True)
+        atomic.remove([aside / ".lock"])
 
 
 def _copied(ledger: Ledger, copy: Ledger) -> Manifest:
@@ -116,6 +94,5 @@ def _target(ledger: Ledger, copy: Ledger, entry: TargetEntry) -> TargetEntry:
 
 def _write(copy: Ledger, file: str, content: bytes) -> FileEntry:
     path = copy.root / file
-    atomic.make_folder(path.parent)
     atomic.write({path: content})
     return copy.describe(path, content)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from pathlib import Path
 
 from behaviortrace.errors import BehaviorTraceError
@@ -40,23 +38,10 @@ def export(root: Path, path: Path) -> Sweep:
         raise BehaviorTraceError(
             f"{root} has no finished run to copy; go on with the sweep's own command first"
         )
-    if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise BehaviorTraceError(f"{path} is not empty; choose another --out")
-    aside = path.with_name(f".{path.name}.tmp")
-    try:
-        shutil.rmtree(aside, ignore_errors=True)
-        atomic.make_folder(aside)
+    with atomic.whole_folder(path) as aside:
         for entry in finished:
             Run.open(root / entry.folder).export(aside / entry.folder)
         Book(aside).write(manifest.model_copy(update={"results": {}, "runs": _states(manifest)}))
-        if path.exists():
-            path.rmdir()
-        os.replace(aside, path)
-    except OSError as error:
-        raise atomic.write_error(path, error) from error
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
     merged = merge_again(path)
-    for lock in path.rglob(".lock"):
-        lock.unlink(missing_ok=True)
+    atomic.remove(list(path.rglob(".lock")))
     return merged

@@ -44,9 +44,9 @@ def one_run_is_not_enough(replicates: Sequence[Replicate]) -> bool | None:
     """P6: whether single draws would have said different things.
 
     Returns:
-        Whether the AUC's side of 0.5, or whether its interval lies above 0.5, differs between the
-        replicates; None where there is but one.
+        Whether the AUC's side of 0.5, or whether its interval excludes 0.5, differs between the
+        replicates; where it does not, None unless they are of several seeds.
     """
-    if len(replicates) < 2:
-        return None
-    return len({(r.auc > 0.5, r.separates) for r in replicates}) > 1
+    if len({(r.auc > 0.5, r.lo > 0.5 or r.hi < 0.5) for r in replicates}) > 1:
+        return True
+    return False if len({r.seed for r in replicates}) > 1 else None

@@ -8,6 +8,7 @@ from typing import Any
 import polars as pl
 
 from behaviortrace.checklist import rows
+from behaviortrace.pitfalls.demonstration import WORDS
 from behaviortrace.report.tables import Cell, Table, interval, number, word
 from behaviortrace.sweep.merge import Member
 
@@ -165,15 +166,15 @@ def pitfalls(shown: pl.DataFrame, summary: Mapping[str, Any], seeds: Sequence[in
     for title in titles:
         own = shown.filter(pl.col("title") == title)
         by_seed = dict(own.select("seed", "shows").iter_rows())
-        said = {True: "shows", False: "does not show", None: "undecided"}
         body.append(
             [
                 word(title),
-                *(word(said[by_seed[s]] if s in by_seed else None, "not tried") for s in seeds),
+                *(word(WORDS[by_seed[s]] if s in by_seed else None, "not tried") for s in seeds),
             ]
         )
-    over_all = {True: "shows, over all seeds", False: "does not show, over all seeds"}
-    whole = word(over_all.get(summary["disagree"]), "it takes several draws with a result")
+    disagree = summary["disagree"]
+    over_all = None if disagree is None else f"{WORDS[disagree]}, over all seeds"
+    whole = word(over_all, "it takes several seeds with a result")
     body.append([word(P6), whole, *(Cell("") for _ in seeds[1:])])
     return Table(caption, ["Pitfall", *(f"Seed {s}" for s in seeds)], body)
 
