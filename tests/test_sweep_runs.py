@@ -274,6 +274,43 @@ def test_a_rerun_does_nothing_that_is_done(
     assert before == {path: path.stat().st_mtime_ns for path in copied.glob("runs/*/rollouts/*")}
 
 
+def test_what_a_sweep_would_do_is_told_and_nothing_is_written(
+    copied: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def told(*more: str) -> str:
+        with pytest.raises(SystemExit) as stop:
+            cli.main(["sweep", "tiny", "--out", str(copied), "--plan", *OPTIONS, *more])
+        assert not stop.value.code
+        return capsys.readouterr().out
+
+    before = {path: path.stat().st_mtime_ns for path in copied.rglob("*")}
+    assert "0 of 2 runs to do" in told("--seeds", "0,1", "--draws", "2")
+    more = told("--seeds", "1,4", "--draws", "3")
+    assert "3 of 3 runs to do" in more and "not started" in more
+    assert more.count("draw seed-102 is missing") == 2 and "cost" in more
+    found = json.loads(told("--seeds", "4", "--draws", "2", "--json"))
+    assert [run["state"] for run in found["runs"]] == ["finished", "finished", "waiting"]
+    assert before == {path: path.stat().st_mtime_ns for path in copied.rglob("*")}
+
+
+def test_a_sweep_is_verified_whole(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def verified(code: int) -> str:
+        with pytest.raises(SystemExit) as stop:
+            cli.main(["verify", str(copied)])
+        assert (stop.value.code or 0) == code
+        return capsys.readouterr().out
+
+    assert "is sound: 2 runs finished" in " ".join(verified(0).split())
+    (copied / "results" / "rows.csv").write_text("")
+    next(copied.glob("runs/seed-0-*/rollouts/*.parquet")).unlink()
+    problems = verified(1).splitlines()
+    assert len(problems) == 2
+    assert problems[0].startswith("results/rows.csv has 0 bytes")
+    assert "runs/seed-0-" in problems[1] and "is missing" in problems[1]
+    shutil.rmtree(run_of(copied, 1).path)
+    assert "is finished by sweep.json and has no manifest.json" in verified(1)
+
+
 def test_new_draws_do_not_retrain_and_damage_is_mended(copied: Path, here: None) -> None:
     first = run_of(copied, 0)
     spoilt = sorted((first.path / "draws" / "seed-101" / "rollouts").iterdir())[0]

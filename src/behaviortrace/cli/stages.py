@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -124,22 +125,30 @@ def report(run: RunPath) -> None:
     print(write(open_run(run)))
 
 
-def verify(run: RunPath, as_json: Json = False) -> None:
-    """Check the run's integrity: checksums, counts, lineage. Exit code 1 if it is damaged."""
+def verify(
+    run: Annotated[Path, typer.Argument(help="Run directory, or that of a sweep.")],
+    as_json: Json = False,
+) -> None:
+    """Check a run's or sweep's integrity: checksums, counts, lineage. Exit code 1 if damaged."""
     from behaviortrace.run import Run
+    from behaviortrace.sweep.manifest import NAME, read_sweep
+    from behaviortrace.sweep.verify import verify as verify_sweep
 
-    opened = Run.open(run)
-    problems = opened.verify()
+    if (run / NAME).is_file():
+        problems = verify_sweep(run)
+        states = Counter(entry.state for entry in read_sweep(run).runs)
+        holds = ", ".join(f"{n} runs {state}" for state, n in states.items())
+    else:
+        opened = Run.open(run)
+        problems = opened.verify()
+        holds = ", ".join(f"{n} {name}" for name, n in opened.manifest.counts.items())
     if as_json:
         view.print_json({"run": str(run), "sound": not problems, "problems": problems})
     elif problems:
         for problem in problems:
             view.stdout.print(problem, markup=False, highlight=False, soft_wrap=True)
     else:
-        counts = ", ".join(f"{n} {name}" for name, n in opened.manifest.counts.items())
-        view.stdout.print(
-            f"{run} is sound: {counts}", markup=False, highlight=False, soft_wrap=True
-        )
+        view.stdout.print(f"{run} is sound: {holds}", markup=False, highlight=False, soft_wrap=True)
     if problems:
         raise typer.Exit(1)
 

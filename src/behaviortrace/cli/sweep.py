@@ -18,7 +18,7 @@ from behaviortrace.cli.pipeline import overrides, warn_of_cost
 from behaviortrace.errors import BehaviorTraceError
 
 if TYPE_CHECKING:
-    from behaviortrace.sweep import Sweep
+    from behaviortrace.sweep import Plan, Sweep
     from behaviortrace.sweep.executors import Standing, Watch
 
 
@@ -29,6 +29,9 @@ def sweep(
     draws: Annotated[int, typer.Option(help="Fresh draws from every run.")] = 2,
     executor: Annotated[str, typer.Option(help="local, or ray (extra: ray).")] = "local",
     workers: Annotated[int, typer.Option(help="Runs at a time; they share the cores.")] = 1,
+    plan: Annotated[
+        bool, typer.Option("--plan", help="Print what is missing, its cost and power; stop.")
+    ] = False,
     setting: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Change a setting, as train.steps=20."),
@@ -43,11 +46,14 @@ def sweep(
     from behaviortrace.sweep import sweep as work
 
     chosen = recipes_module.load(recipe, overrides(setting or [], None))
-    plan = make_plan(out, chosen, _numbers(seeds), draws, executor=executor, workers=workers)
+    wanted = make_plan(out, chosen, _numbers(seeds), draws, executor=executor, workers=workers)
+    if plan:
+        _print_plan(wanted, as_json)
+        return
     warn_of_cost(chosen)
     try:
         with _lines() as watch:
-            found = work(plan, watch=watch)
+            found = work(wanted, watch=watch)
     except KeyboardInterrupt:
         view.say("behaviortrace: interrupted; the same command goes on where it stopped")
         raise typer.Exit(130) from None
@@ -60,6 +66,30 @@ def sweep(
             view.say(f"behaviortrace: seed {run.seed} failed: {run.note}")
     if found.failed:
         raise typer.Exit(1)
+
+
+def _print_plan(wanted: Plan, as_json: bool) -> None:
+    """Every run with what it lacks, the cost of a whole one, and what the sweep could show."""
+    from behaviortrace.evaluate.plan import plan as planned
+    from behaviortrace.sweep.stage import preview
+
+    runs = preview(wanted)
+    power = planned(wanted.recipe, seeds=len(runs), draws=len(wanted.draws))
+    if as_json:
+        told = {"runs": [run.model_dump() for run in runs], "rollout": power["rollout"]}
+        view.print_json({**told, "cost": power["cost"]})
+        return
+    table = Table("seed", "state", "lacks", box=None, padding=(0, 2, 0, 0))
+    for run in runs:
+        table.add_row(str(run.seed), run.state, Text(run.note or ""))
+    view.stdout.print(table)
+    left = sum(run.state == "waiting" for run in runs)
+    for line in (
+        f"\n{left} of {len(runs)} runs to do, {wanted.slots} at a time",
+        f"cost of a whole one: {power['cost']['reason']}.",
+        f"rollout level, draws: {power['rollout']['sentence']}.",
+    ):
+        view.stdout.print(line, markup=False, highlight=False)
 
 
 def merge(

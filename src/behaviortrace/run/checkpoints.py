@@ -41,7 +41,7 @@ def complete(ledger: Ledger) -> dict[int, Path]:
     return {
         checkpoint.step: ledger.root / checkpoint.folder
         for checkpoint in sorted(ledger.manifest.checkpoints, key=lambda c: c.step)
-        if not any(damage(ledger, file, checksum=False) for file in checkpoint.files)
+        if not any(damage(ledger.root, file, checksum=False) for file in checkpoint.files)
     }
 
 

@@ -10,7 +10,7 @@ from typing import Literal
 
 from behaviortrace.errors import BehaviorTraceError
 from behaviortrace.run import atomic
-from behaviortrace.run.ledger import Ledger
+from behaviortrace.run.ledger import Ledger, locate
 from behaviortrace.run.manifest import NAME, FileEntry, Manifest
 
 STORES = (
@@ -53,16 +53,16 @@ class Stray:
     kind: Kind
 
 
-def damage(ledger: Ledger, entry: FileEntry, *, checksum: bool = True) -> str | None:
+def damage(root: Path, entry: FileEntry, *, checksum: bool = True) -> str | None:
     """What is wrong with a listed file, or None.
 
     Args:
-        ledger: of the run.
+        root: the directory whose manifest lists it.
         entry: the file.
         checksum: also hash it; otherwise only its presence and size are looked at.
     """
     try:
-        path = ledger.locate(entry)
+        path = locate(root, entry)
         if not path.is_file():
             return "is missing"
         size = path.stat().st_size
@@ -71,7 +71,7 @@ def damage(ledger: Ledger, entry: FileEntry, *, checksum: bool = True) -> str | 
         if checksum and atomic.sha256_file(path) != entry.sha256:
             return "does not match its checksum"
     except BehaviorTraceError:
-        return "leads out of the run directory by a symbolic link"
+        return "leads out of the directory by a symbolic link"
     except OSError as error:
         return f"cannot be read ({error.strerror})"
     return None

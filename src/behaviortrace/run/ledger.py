@@ -14,6 +14,20 @@ from behaviortrace.run import atomic
 from behaviortrace.run.manifest import NAME, FileEntry, Manifest, parse, seal
 
 
+def locate(root: Path, entry: FileEntry) -> Path:
+    """Where a file listed in a directory's manifest is.
+
+    Raises:
+        BehaviorTraceError: a symbolic link on the way leads out of the directory.
+    """
+    path = root / entry.file
+    if not path.resolve().is_relative_to(root.resolve()):
+        raise BehaviorTraceError(
+            f"{path} leads out of {root} by a symbolic link; put the file itself there"
+        )
+    return path
+
+
 class Ledger:
     """The manifest of one run directory.
 
@@ -82,13 +96,7 @@ class Ledger:
         Raises:
             BehaviorTraceError: a symbolic link on the way leads out of the run directory.
         """
-        path = self.root / entry.file
-        if not path.resolve().is_relative_to(self.root.resolve()):
-            raise BehaviorTraceError(
-                f"{path} leads out of the run directory by a symbolic link; put the file itself "
-                "there"
-            )
-        return path
+        return locate(self.root, entry)
 
     def relative(self, path: Path) -> str:
         """A path inside the run as the manifest writes it."""

@@ -43,7 +43,7 @@ def resume_point(ledger: Ledger, manifest: Manifest) -> ResumePoint:
         if shard.store.startswith("draws/"):
             continue  # dropped by a resume whatever their state
         for file in shard.files:
-            what = damage(ledger, file)
+            what = damage(ledger.root, file)
             if what is not None:
                 problems[shard.key] = f"{file.file} {what}"
     limit, reason = _sound_steps(manifest, problems)
@@ -128,7 +128,7 @@ def _sound_steps(manifest: Manifest, problems: dict[tuple[str, int, int], str]) 
 def _unusable(ledger: Ledger, checkpoint: CheckpointEntry) -> str | None:
     for checksum in (False, True):  # sizes of all files first: hashing takes a second a gigabyte
         for file in checkpoint.files:
-            what = damage(ledger, file, checksum=checksum)
+            what = damage(ledger.root, file, checksum=checksum)
             if what is not None:
                 return f"{file.file} {what}"
     return None

@@ -58,7 +58,7 @@ def _manifest_problems(ledger: Ledger, manifest: Manifest) -> Iterator[str]:
 def _file_problems(ledger: Ledger, manifest: Manifest) -> Iterator[str]:
     broken = set()
     for entry in manifest.files():
-        what = damage(ledger, entry)
+        what = damage(ledger.root, entry)
         if what is not None:
             broken.add(entry.file)
             yield f"{entry.file} {what}"

@@ -3,7 +3,8 @@
 Reading order: plan (which runs, and what each is called), standing (which of them are finished),
 manifest (what ``sweep.json`` records), worker (one run, in a process of its own), executors and
 on_ray (many of them at a time), merge (their tables and replicates), replicates (what these say
-together), figures, tables and page (the report), stage (all of it).
+together), figures, tables and page (the report), stage (all of it); verify and
+export read what is there.
 
 ::
 

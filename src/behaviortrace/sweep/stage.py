@@ -17,7 +17,14 @@ from behaviortrace.records import Verdict
 from behaviortrace.run import Run, atomic
 from behaviortrace.sweep.conclusion import conclusion
 from behaviortrace.sweep.executors import Standing, Watch, execute, make_executor
-from behaviortrace.sweep.manifest import Book, SweepManifest, begun, read_sweep, refuse_another
+from behaviortrace.sweep.manifest import (
+    Book,
+    RunEntry,
+    SweepManifest,
+    begun,
+    read_sweep,
+    refuse_another,
+)
 from behaviortrace.sweep.merge import merge, save
 from behaviortrace.sweep.page import write_report
 from behaviortrace.sweep.plan import Job, Plan
@@ -86,6 +93,23 @@ def sweep(plan: Plan, *, watch: Watch = nothing) -> Sweep:
         return _merged(plan.root, book)
 
 
+def preview(plan: Plan) -> list[RunEntry]:
+    """What a sweep would do: each run, with what it lacks as its note. Nothing is written.
+
+    Args:
+        plan: what is wanted; what the directory already holds is counted in.
+
+    Raises:
+        BehaviorTraceError: the directory holds a sweep of another recipe.
+    """
+    known = Book(plan.root).read()
+    if known is not None:
+        refuse_another(known, plan.recipe, plan.root)
+        plan = plan.grown(known.seeds, known.draws)
+    manifest = begun(plan, known)
+    return [_stands(job, manifest.run(job.seed)) for job in plan.jobs]
+
+
 def merge_again(root: Path, *, evaluate: bool = False) -> Sweep:
     """Judge and merge the finished runs of a sweep once more; nothing is trained or drawn.
 
@@ -116,18 +140,23 @@ def _missing(plan: Plan, book: Book) -> list[Job]:
     missing = []
     manifest = _known(book)
     for job in plan.jobs:
-        entry = manifest.run(job.seed)
-        try:
-            lack = unfinished(job)
-        except BehaviorTraceError as error:
-            changes: dict[str, Any] = {"state": "failed", "note": " ".join(str(error).split())}
-        else:
-            changes = {"state": "waiting" if lack else "finished", "note": lack}
-            if lack:
-                missing.append(job)
-        manifest = manifest.with_run(entry.model_copy(update=changes))
+        entry = _stands(job, manifest.run(job.seed))
+        if entry.state == "waiting":
+            missing.append(job)
+        manifest = manifest.with_run(entry)
     book.write(manifest)
     return missing
+
+
+def _stands(job: Job, entry: RunEntry) -> RunEntry:
+    """The entry of a run as its directory is found."""
+    try:
+        lack = unfinished(job)
+    except BehaviorTraceError as error:
+        changes: dict[str, Any] = {"state": "failed", "note": " ".join(str(error).split())}
+    else:
+        changes = {"state": "waiting" if lack else "finished", "note": lack}
+    return entry.model_copy(update=changes)
 
 
 def _work(plan: Plan, jobs: Sequence[Job], book: Book, watch: Watch) -> None:
