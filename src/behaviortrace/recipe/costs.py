@@ -23,7 +23,7 @@ MODEL_PARAMETERS: dict[str, int] = {
 _FLOAT_BYTES = 4
 _PROMPT_TOKENS = 40  # chat template included
 _CAPTURE_FACTOR = 1.3  # forward and backward with per-rollout capture, over without
-_CPU = {"flops": 1.6e11, "bandwidth": 3.6e9, "token_seconds": 0.002}
+_CPU = {"flops": 8.0e10, "bandwidth": 2.1e9, "token_seconds": 0.002}
 _GPU = {"flops": 2.0e13, "bandwidth": 1.0e12, "token_seconds": 0.03}
 _ACTIVATION_BYTES = 600_000  # a token of the micro-batch, checkpointed activations and logits
 _NEEDS_GPU_GB = 16.0
@@ -41,9 +41,10 @@ def expected_cost(recipe: Recipe) -> dict[str, Any]:
 
     Time of a step is training, ``6 x parameters x tokens`` operations times 1.3 for the capture,
     plus sampling, where each token of the longest completion takes the slower of reading the
-    weights once and a fixed overhead. The CPU rates (160 GFLOP/s and 3.6 GB/s) come from
-    SmolLM2-135M in float32 on two cores: 6.6 s to train on 16 rollouts of 84 tokens, and about
-    16 s a step in all. The GPU rates (20 TFLOP/s in float32 with TF32 off, 1 TB/s, 30 ms a token)
+    weights once and a fixed overhead. The CPU rates (80 GFLOP/s and 2.1 GB/s) come from
+    SmolLM2-135M in float32 on two slow cores, 14 to 16 s for a step of 12 rollouts of about 64
+    tokens, 6 s of it sampling; other machines and hours were up to twice as fast.
+    The GPU rates (20 TFLOP/s in float32 with TF32 off, 1 TB/s, 30 ms a token)
     are assumed for a data-centre card with Hugging Face generation; autocast and vLLM are faster.
     Warm-up, probes at each checkpoint, and draws (sampling, and one replay pass) are counted
     likewise.
