@@ -9,7 +9,6 @@ from scipy import stats
 
 from behaviortrace.evaluate.auc import credit, group_codes, within_group_pairs
 from behaviortrace.evaluate.bootstrap import (
-    cluster_mean,
     percentile_interval,
     ratio,
     resample_counts,
@@ -132,23 +131,6 @@ def test_against_scipy_on_the_group_level_statistic():
     found = judge(label, group, {"s": score}, resamples=20_000, seed=2).raw["s"]
     assert found.lo == pytest.approx(expected.low, abs=0.004)
     assert found.hi == pytest.approx(expected.high, abs=0.004)
-
-
-def test_cluster_mean_against_scipy():
-    generator = np.random.default_rng(0)
-    cluster = np.repeat(np.arange(30), 4)
-    values = generator.normal(size=120) + generator.normal(size=30)[cluster]
-    means = values.reshape(30, 4).mean(axis=1)  # equal sizes: the mean of cluster means
-    expected = stats.bootstrap(
-        (means,), np.mean, n_resamples=20_000, method="percentile", rng=np.random.default_rng(1)
-    ).confidence_interval
-    found = cluster_mean(values, cluster, 20_000, seed=2)
-    assert found.point == pytest.approx(values.mean())
-    assert found.lo == pytest.approx(expected.low, abs=0.01)
-    assert found.hi == pytest.approx(expected.high, abs=0.01)
-    single = cluster_mean(values[:4], cluster[:4], 100, seed=0)
-    assert np.isnan(single.lo) and not np.isnan(single.point)
-    assert np.isnan(cluster_mean(values[:0], cluster[:0], 100, seed=0).point)
 
 
 def test_undefined_resamples_are_left_out():

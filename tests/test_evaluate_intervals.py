@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from scipy import special, stats
 
 from behaviortrace.bench.candidates import candidates
-from behaviortrace.bench.cases import CASES, Case
+from behaviortrace.bench.cases import AUCS, CASES, Case
 from behaviortrace.bench.intervals import coverage
 from behaviortrace.cli import view
 from behaviortrace.cli.app import main
@@ -191,8 +191,8 @@ def test_the_command_prints_coverage(capsys, monkeypatch):
         main([*options, "--json"])
     assert stopped.value.code == 0
     found = json.loads(capsys.readouterr().out)
-    assert {row["statistic"] for row in found["auc"]} == {"raw", "residualized", "matched"}
-    assert len(found["auc"]) == 3 * 2 + 2 * 5 and len(found["seeds"]) == 6
+    assert {row["statistic"] for row in found["auc"]} == {*AUCS, "mean"}
+    assert len(found["auc"]) == 4 * 2 + 2 * 5 and len(found["seeds"]) == 6
     for row in found["auc"]:
         assert row["covered"] + row["below"] + row["above"] == pytest.approx(1)
     with pytest.raises(SystemExit):

@@ -1,4 +1,4 @@
-"""`behaviortrace bench intervals`: how often a 95% interval of within-group AUC holds the truth."""
+"""`behaviortrace bench intervals`: how often a 95% interval holds the truth."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ from typing import Any
 import numpy as np
 
 from behaviortrace.bench.candidates import candidates
-from behaviortrace.bench.cases import CASES, STATISTICS, Case, Study
+from behaviortrace.bench.cases import AUCS, CASES, STATISTICS, Case, Study
 from behaviortrace.evaluate.auc import credit, group_codes, within_group_pairs
+from behaviortrace.evaluate.cluster_mean import cluster_percentile, cluster_t
 from behaviortrace.evaluate.fluency import matched
 from behaviortrace.evaluate.within_group import judge
 
 DELTA = 0.10
-METHODS = ("percentile", "logit-t")
+METHODS = ("percentile", "logit-t", "t")
+"""The paper's; the one that AUCs are judged by; the one that means are."""
 
 
 def coverage(
@@ -27,7 +29,7 @@ def coverage(
     seed: int = 0,
     others: bool = False,
 ) -> list[dict[str, Any]]:
-    """Coverage of both intervals of :func:`~behaviortrace.evaluate.within_group.judge`.
+    """Coverage of the paper's interval and of ours, of within-group AUCs and of a mean cosine.
 
     Args:
         case: how the studies come about.
@@ -68,7 +70,7 @@ def coverage(
 def _ends(
     study: Study, resamples: int, seed: int
 ) -> Iterator[tuple[tuple[str, str], tuple[float, float]]]:
-    """Both intervals of each statistic of a study."""
+    """The intervals of each statistic of a study: the paper's first."""
     report = judge(
         study.label,
         study.group,
@@ -79,11 +81,15 @@ def _ends(
         seed=seed,
     )
     blocks = (report.raw, report.residualized, report.matched)
-    for statistic, block in zip(STATISTICS, blocks, strict=True):
+    for statistic, block in zip(AUCS, blocks, strict=True):
         assert block is not None
         found = block["s"]
         yield (statistic, METHODS[0]), (found.lo, found.hi)
         yield (statistic, METHODS[1]), (found.logit_t.lo, found.logit_t.hi)
+    cosine, group = study.cosine[study.label], study.group[study.label]
+    paper, chosen = cluster_percentile(cosine, group, resamples, seed), cluster_t(cosine, group)
+    yield ("mean", METHODS[0]), (paper.lo, paper.hi)
+    yield ("mean", METHODS[2]), (chosen.lo, chosen.hi)
 
 
 def _others(

@@ -54,7 +54,7 @@ def intervals(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """How often the 95% intervals of within-group AUC hold the truth, by simulation."""
+    """How often 95% intervals of AUCs and mean cosines hold the truth, by simulation."""
     from behaviortrace.bench.cases import named
     from behaviortrace.bench.intervals import METHODS, bench_intervals
     from behaviortrace.bench.seeds import bench_seeds
@@ -72,7 +72,7 @@ def intervals(
         view.print_json({"auc": found, "seeds": seeds})
         return
     methods = list(dict.fromkeys(row["method"] for row in found))
-    heads = ["case", "groups", "statistic", "true AUC"]
+    heads = ["case", "groups", "statistic", "truth"]
     table = Table(*heads, *methods, "widths", box=None, padding=(0, 2, 0, 0))
     for first, rows in _by_statistic(found):
         table.add_row(
@@ -81,7 +81,7 @@ def intervals(
             first["statistic"],
             f"{first['truth']:.3f}",
             *(f"{rows[m]['covered']:.1%}" if m in rows else "" for m in methods),
-            ", ".join(f"{rows[m]['width']:.3f}" for m in METHODS),
+            ", ".join(f"{rows[m]['width']:.3f}" for m in METHODS if m in rows),
         )
     view.stdout.print(table)
     heads = ["between seeds", "between draws", "one draw", "all draws", "components", "width"]

@@ -71,29 +71,3 @@ def ratio(numerator: np.ndarray, denominator: np.ndarray) -> np.ndarray:
     denominator = np.broadcast_to(denominator, np.shape(numerator))
     out = np.full(np.shape(numerator), np.nan)
     return np.divide(numerator, denominator, out=out, where=denominator > 0)
-
-
-def cluster_mean(values: np.ndarray, cluster: np.ndarray, resamples: int, seed: int) -> Interval:
-    """Mean over rows, with an interval from resampling whole clusters.
-
-    Args:
-        values: shape (n,), finite.
-        cluster: shape (n,), the unit drawn, such as a rollout's group.
-        resamples: number of bootstrap resamples.
-        seed: of the resampling.
-
-    Returns:
-        The interval; its bounds are NaN for fewer than two clusters, all is NaN for no rows.
-    """
-    if len(values) == 0:
-        return UNDEFINED
-    names, code = np.unique(np.asarray(cluster), return_inverse=True)
-    total, size = np.bincount(code, weights=values), np.bincount(code).astype(np.float64)
-    point = float(np.mean(values))
-    if len(names) < 2:
-        return Interval(point, float("nan"), float("nan"))
-    means = [
-        ratio(counts @ total, counts @ size)
-        for counts in resample_counts(len(names), resamples, seed)
-    ]
-    return percentile_interval(point, np.concatenate(means))

@@ -60,7 +60,7 @@ def evaluate(run: Run) -> dict[str, Any]:
     run.save_table("results/rollout_level", pl.concat(levels).select(*ROLLOUT_LEVEL_SCHEMA))
     for name in [name for name in run.manifest.tables if name.endswith("/token_rows")]:
         tokens = run.table(name)
-        summarised = token_level(tokens, resamples=settings.resamples, seed=settings.seed)
+        summarised = token_level(tokens, settings)
         run.save_table(name.replace("token_rows", "token_level"), summarised)
     summary = summarise(rollouts, _probes(run), window)
     run.save_json("results/summary", summary)

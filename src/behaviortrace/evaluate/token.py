@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from behaviortrace.evaluate.bootstrap import cluster_mean
+from behaviortrace.evaluate.bootstrap import Interval
+from behaviortrace.evaluate.cluster_mean import cluster_percentile, cluster_t
+from behaviortrace.recipe import EvaluateSettings
 
 TOKEN_LEVEL_SCHEMA: dict[str, Any] = {
     "span": pl.String,
@@ -18,21 +20,24 @@ TOKEN_LEVEL_SCHEMA: dict[str, Any] = {
     "mean": pl.Float64,
     "lo": pl.Float64,
     "hi": pl.Float64,
+    "interval": pl.String,  # what lo and hi are: "t" or "percentile"
+    "percentile_lo": pl.Float64,  # the paper's interval
+    "percentile_hi": pl.Float64,
     "n": pl.Int64,
     "groups": pl.Int64,
 }
 """One row a span and target: mean cosine over n responses, interval over their groups."""
 
 
-def token_level(rows: pl.DataFrame, *, resamples: int = 5000, seed: int = 0) -> pl.DataFrame:
-    """Mean cosine of each span with each target, with a percentile interval over groups.
+def token_level(rows: pl.DataFrame, settings: EvaluateSettings) -> pl.DataFrame:
+    """Mean cosine of each span with each target, with its intervals over groups.
 
     Responses whose cosine is undefined (null or NaN: a zero gradient) are left out of ``n``.
 
     Args:
         rows: ``TOKEN_SCHEMA``, one row a response, span and target.
-        resamples: bootstrap resamples of whole groups.
-        seed: of the resampling.
+        settings: interval (t over groups unless the paper's percentiles are asked for), resamples
+            and seed.
 
     Returns:
         ``TOKEN_LEVEL_SCHEMA``; the mean is null without a defined cosine, its bounds also where
@@ -41,19 +46,35 @@ def token_level(rows: pl.DataFrame, *, resamples: int = 5000, seed: int = 0) -> 
     found = []
     for (span, target), part in rows.group_by("span", "target", maintain_order=True):
         defined = part.filter(pl.col("cosine").is_finite())
-        interval = cluster_mean(
-            defined["cosine"].to_numpy(), defined["group"].to_numpy(), resamples, seed
-        )
+        cosine, group = defined["cosine"].to_numpy(), defined["group"].to_numpy()
+        chosen, paper = mean_cosine(cosine, group, settings)
         found.append(
             {
                 "span": span,
                 "target": target,
-                "mean": interval.point,
-                "lo": interval.lo,
-                "hi": interval.hi,
+                "mean": chosen.point,
+                "lo": chosen.lo,
+                "hi": chosen.hi,
+                "interval": "percentile" if chosen is paper else "t",
+                "percentile_lo": paper.lo,
+                "percentile_hi": paper.hi,
                 "n": defined.height,
                 "groups": defined["group"].n_unique(),
             }
         )
     frame = pl.DataFrame(found, schema=TOKEN_LEVEL_SCHEMA)
     return frame.with_columns(pl.col(pl.Float64).replace(np.nan, None))
+
+
+def mean_cosine(
+    cosine: np.ndarray, group: np.ndarray, settings: EvaluateSettings
+) -> tuple[Interval, Interval]:
+    """Mean cosine with the interval that the settings ask for, and with the paper's.
+
+    Args:
+        cosine: shape (n,), finite.
+        group: shape (n,), of each response.
+        settings: interval, resamples and seed.
+    """
+    paper = cluster_percentile(cosine, group, settings.resamples, settings.seed)
+    return (paper if settings.interval == "percentile" else cluster_t(cosine, group)), paper

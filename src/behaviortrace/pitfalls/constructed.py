@@ -8,7 +8,7 @@ import numpy as np
 import polars as pl
 
 from behaviortrace.checklist import rows
-from behaviortrace.evaluate.bootstrap import cluster_mean
+from behaviortrace.evaluate.token import mean_cosine
 from behaviortrace.pitfalls.demonstration import Demonstration, defined
 from behaviortrace.recipe import EvaluateSettings, Thresholds
 from behaviortrace.scores.tokens import IN_CONTEXT, TRIGGER
@@ -95,7 +95,7 @@ def _difference(tokens: pl.DataFrame, settings: EvaluateSettings) -> dict[str, A
     both = sides[0].join(sides[1], on="rollout_id", suffix="_constructed")
     both = both.filter(pl.col("cosine").is_finite() & pl.col("cosine_constructed").is_finite())
     gap = (both["cosine"] - both["cosine_constructed"]).to_numpy()
-    interval = cluster_mean(gap, both["group"].to_numpy(), settings.resamples, settings.seed)
+    interval, _ = mean_cosine(gap, both["group"].to_numpy(), settings)
     return {
         "responses": both.height,
         "difference": defined(interval.point),

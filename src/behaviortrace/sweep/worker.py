@@ -104,7 +104,7 @@ def compare_further_tokens(run: Run, progress: Any = None) -> None:
             run.json(f"{under}/token_notes")
             continue
         rows = token_rows(run, name, under=under, progress=progress)
-        level = token_level(rows, resamples=settings.resamples, seed=settings.seed)
+        level = token_level(rows, settings)
         run.save_table(f"{under}/token_level", level)
 
 
