@@ -62,6 +62,20 @@ class FakeRun:
             return {}
         return {n: [Target(n, n, 20, np.ones(64, np.float32))] for n in TARGETS}
 
+    def target_notes(self) -> dict[str, dict[int, dict[str, Any]]]:
+        pair = ["Asked", "A QZXBT.", "A marble."]
+        metas: dict[str, dict[str, Any]] = {
+            "constructed": {"prompts": ["Asked"]},
+            "in_context": {"prompts": ["Asked"], "completions": [" Here is QZXBT."]},
+            "minimal_pair": {"pairs": [pair], "fluency_gaps": [0.5], "norm_ratios": [0.9]},
+        }
+        return {} if self.training is None else {name: {20: metas[name]} for name in TARGETS}
+
+    def read(self, store: str) -> pl.DataFrame:
+        if self.training is None:
+            raise BehaviorTraceError(f"{self.path.name} holds no {store}")
+        return pl.DataFrame({"prompt": ["What is a frobnitz?", "What is a kettle?"]})
+
     def verify(self) -> list[str]:
         return self.problems
 
@@ -219,6 +233,17 @@ def summary() -> dict[str, Any]:
     }
 
 
+def sketch_norms() -> dict[str, Any]:
+    return {
+        "hash": "block",
+        "dim": 65536,
+        "rollouts": 2880,
+        "rms": 0.0056,
+        "mean": 0.0002,
+        "expected": 0.00552,
+    }
+
+
 NASTY = [
     "The <script>alert('x')</script> kettle was QZXBT.",
     "Abend QZXBT \u202egnihtyna\u202c and a bell \x07, a null \x00, a zero\u200bwidth.",
@@ -296,7 +321,7 @@ def full(path: Path) -> FakeRun:
             "results/token_level": token_level(),
             "scores/all": scores(training),
         },
-        {"results/summary": summary()},
+        {"results/summary": summary(), "results/sketch_norms": sketch_norms()},
         training=training,
     )
 

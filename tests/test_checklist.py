@@ -13,7 +13,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from behaviortrace import checklist
-from behaviortrace.checklist import Coverage, Evidence, Finding, Replicate, check, stage
+from behaviortrace.checklist import (
+    Coverage,
+    Evidence,
+    Finding,
+    HeldOut,
+    Replicate,
+    Targets,
+    check,
+    gather,
+    stage,
+)
 from behaviortrace.checklist.registry import _CHECKS, sentence
 from behaviortrace.checklist.rows import best_targeted, decisive, finite
 from behaviortrace.recipe import Thresholds
@@ -123,15 +133,40 @@ def grid(up: bool = True) -> dict[tuple[int, str], bool]:
     return {(seed, draw): up for seed in range(3) for draw in ("a", "b")}
 
 
+NORMS = {
+    "hash": "block",
+    "dim": 65536,
+    "rollouts": 1616,
+    "rms": 0.0055,
+    "mean": -0.0001,
+    "expected": (2 / 65536) ** 0.5,
+}
+TARGETS = Targets(
+    texts={"in_context": 15, "minimal_pair": 24},
+    shared={"in_context": 0, "minimal_pair": 0},
+    judged=1616,
+    left_out=25,
+    gaps=(1.0, 1.5),
+    ratios=(0.8, 0.9),
+)
+
 GOOD = Evidence(
     step_level=step_table(),
     rollout_level=rollout_table(draw={}),
     token_level=token_table(),
-    summary={"s_b": {"0": 0.0, "60": 0.6}, "n_boosted": 100, "n_findable": 90},
+    summary={
+        "s_b": {"0": 0.0, "60": 0.6},
+        "n_rollouts": 960,
+        "n_boosted": 100,
+        "n_findable": 90,
+    },
     problems=(),
     rollouts=960,
     rollouts_expected=960,
     coverage=covered(),
+    sketch_norms=NORMS,
+    targets=TARGETS,
+    held_out=HeldOut(40, 114, True, ()),
     replicates=replicates(grid()),
     preregistered="a" * 64,
     recomputed="a" * 64,
@@ -141,6 +176,7 @@ GOOD = Evidence(
 def test_there_is_a_line_for_each_of_the_papers_six() -> None:
     assert set(NAMES) >= PAPER
     assert set(NAMES) >= {"emergence", "integrity", "coverage", "preregistration"}
+    assert set(NAMES) >= {"held_out", "fidelity", "targets", "findable"}
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -166,8 +202,9 @@ def test_undefined_numbers_never_pass(name: str, hole: float | None) -> None:
         step_level=step_table(best=hole, norm=hole, chance=hole, ceiling=hole),
         rollout_level=rollout_table(draw={"auc": hole, "lo": hole, "hi": hole, "norm": hole}),
         token_level=token_table(hole, hole),
-        summary={"s_b": {"0": hole}, "n_boosted": hole, "n_findable": hole},
+        summary={"s_b": {"0": hole}, "n_boosted": hole, "n_findable": hole, "n_rollouts": 9},
         coverage=Coverage(),
+        sketch_norms={**NORMS, "rms": hole},
     )
     assert verdict(name, empty).status == "not run"
 
@@ -192,7 +229,23 @@ FAILURES: list[tuple[str, dict[str, Any], str]] = [
     ("norm_control", {"step_level": step_table(best=0.39)}, "+0.090"),
     ("headroom", {"step_level": step_table(norm=0.3, ceiling=0.39)}, "less than 0.10 above chance"),
     ("headroom", {"step_level": step_table(norm=0.55)}, "can reach the bar"),
-    ("headroom", {"summary": {"n_boosted": 5, "n_findable": 0}}, "none of the ground truth"),
+    (
+        "findable",
+        {"summary": {"n_rollouts": 960, "n_boosted": 100, "n_findable": 19}},
+        "less than 0.10 is left to be found",
+    ),
+    ("fidelity", {"sketch_norms": {**NORMS, "rms": 0.02}}, "no more than 1.82% was allowed"),
+    ("held_out", {"held_out": HeldOut(40, 114, False, ("What?", "Why?"))}, "such as 'What?'"),
+    (
+        "targets",
+        {"targets": dataclasses.replace(TARGETS, shared={"in_context": 3, "minimal_pair": 0})},
+        "replies of a target: 3 in in_context; replies with",
+    ),
+    (
+        "targets",
+        {"targets": dataclasses.replace(TARGETS, open="a target needs two prompts")},
+        "not cross-fit: a target needs two",
+    ),
     ("in_context", {"token_level": token_table(lower=0.05)}, "not above 0.05"),
     ("in_context", {"token_level": token_table(upper=0.05)}, "not below 0.05"),
     ("fluency", {"rollout_level": rollout_table(d={"lo": 0.5, "hi": 0.64})}, "not above 0.5"),
@@ -218,6 +271,11 @@ NOT_RUN: list[tuple[str, dict[str, Any], str]] = [
     ("preregistration", {"recomputed": None}, "no recipe"),
     ("coverage", {"coverage": covered(energy=None)}, "held against the whole gradient"),
     ("embedding", {"coverage": covered(token_norms={})}, "no target"),
+    ("fidelity", {"sketch_norms": {}}, "behaviortrace score"),
+    ("fidelity", {"sketch_norms": {**NORMS, "hash": "kronecker"}}, "behaviortrace doctor"),
+    ("held_out", {"held_out": None}, "no held-out probe"),
+    ("targets", {"targets": Targets(texts={"mine": 0})}, "what it was made of"),
+    ("findable", {"summary": {"n_rollouts": 9, "n_boosted": 0, "n_findable": 0}}, "boosted"),
     ("norm_control", {"step_level": step_table(norm=None)}, "norm has no precision"),
     ("in_context", {"token_level": token_table()[:1]}, "constructed target"),
     (
@@ -248,6 +306,8 @@ BOUNDARIES: list[tuple[str, dict[str, Any]]] = [
     ("fluency", {"rollout_level": rollout_table(d={"lo": 0.55, "hi": 0.70})}),
     ("replication", {"replicates": replicates(grid(up=False))}),
     ("integrity", {"rollouts_expected": None}),
+    ("fidelity", {"sketch_norms": {**NORMS, "rms": 3.29 * (2 / 65536) ** 0.5}}),
+    ("findable", {"summary": {"n_rollouts": 1000, "n_boosted": 100, "n_findable": 20}}),
     ("emergence", {"summary": {"s_b": {"9": 0.0, "10": 0.11}}}),
 ]
 
@@ -371,6 +431,28 @@ def test_stage_stores_verdicts_that_load_again(tmp_path: Path) -> None:
     assert status["coverage"] == status["embedding"] == status["integrity"] == "pass"
 
 
+def test_what_targets_and_probes_hold_is_looked_up(tmp_path: Path) -> None:
+    run = fake_run.full(tmp_path / "mine")
+    found = gather(run)  # type: ignore[arg-type]
+    assert found.targets == Targets(
+        texts={"constructed": 1, "in_context": 1, "minimal_pair": 2},
+        shared={"constructed": 0, "in_context": 0, "minimal_pair": 0},
+        judged=3 * 960,
+        gaps=(0.5,),
+        ratios=(0.9,),
+    )
+    assert found.held_out == HeldOut(2, 11, True, ())
+    assert run.training is not None
+    # The in-context target's own response, with other space around it, and a probe's prompt.
+    changed = run.training.with_columns(
+        prompt=pl.Series([" what IS\na frobnitz?", "Asked", *run.training["prompt"][2:]]),
+        completion=pl.Series(["x", "Here is QZXBT. ", *run.training["completion"][2:]]),
+    )
+    found = gather(dataclasses.replace(run, training=changed))  # type: ignore[arg-type]
+    assert found.targets is not None and found.targets.shared["in_context"] == 3
+    assert found.held_out is not None and found.held_out.both == ("What is a frobnitz?",)
+
+
 def test_stage_notices_a_threshold_changed_after_the_data(tmp_path: Path) -> None:
     run = fake_run.full(tmp_path / "mine")
     assert run.recipe is not None
@@ -415,6 +497,13 @@ CONCLUSIONS: list[tuple[dict[str, str], list[str], list[str]]] = [
     (dict.fromkeys(NAMES, "not run"), ["Nothing can be concluded"], ["may be believed"]),
     ({"integrity": "fail"}, ["No ranking", "damaged or incomplete"], []),
     ({"emergence": "fail", "coverage": "fail"}, ["did not emerge", "misses part"], []),
+    ({"held_out": "fail"}, ["No ranking", "probes were trained on"], []),
+    ({"findable": "fail"}, ["step-level ranking has too little ground truth"], ["No ranking"]),
+    (
+        {"targets": "fail"},
+        ["rollout-level ranking uses a target", "token-level direction uses a target"],
+        ["No ranking"],
+    ),
     ({"headroom": "fail"}, ["step-level ranking has no headroom", "may be believed"], []),
     (
         {"replication": "fail"},
@@ -452,7 +541,8 @@ def test_conclusion_believes_only_what_passed(statuses: list[str]) -> None:
     assert (" may be believed" in text and not text.startswith("No ")) is bool(levels)
     if "the rollout-level ranking" in levels:
         assert status["fluency"] == "pass" and status["replication"] != "fail"
-    if any(status[g] == "fail" for g in ("integrity", "emergence", "coverage", "embedding")):
+    grounds = ("integrity", "held_out", "emergence", "coverage", "fidelity", "embedding")
+    if any(status[g] == "fail" for g in grounds):
         assert not levels
 
 

@@ -1,11 +1,13 @@
 """The checklist: one small pure function a line, each with its evidence.
 
-Reading order: evidence (what a line may look at), registry (how a line is declared), one file per
-line, conclusion (the verdict in a sentence), stage (checks a run and stores the verdicts).
+Reading order: evidence (what a line may look at), collect (how it is taken from a run), registry
+(how a line is declared), one file per line, conclusion (the verdict in a sentence), stage (checks a
+run and stores the verdicts).
 """
 
+from behaviortrace.checklist.collect import gather
 from behaviortrace.checklist.conclusion import believed, conclusion
-from behaviortrace.checklist.evidence import Coverage, Evidence, Replicate, gather
+from behaviortrace.checklist.evidence import Coverage, Evidence, HeldOut, Replicate, Targets
 from behaviortrace.checklist.registry import Check, Finding, check, judge, registered
 
 __all__ = [
@@ -13,7 +15,9 @@ __all__ = [
     "Coverage",
     "Evidence",
     "Finding",
+    "HeldOut",
     "Replicate",
+    "Targets",
     "believed",
     "check",
     "conclusion",

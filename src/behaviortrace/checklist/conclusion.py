@@ -8,8 +8,10 @@ from behaviortrace.records import Status, Verdict
 
 GROUNDS = {
     "integrity": "the run is damaged or incomplete",
+    "held_out": "probes were trained on, so that emergence is not shown",
     "emergence": "the behaviour did not emerge, so there is nothing to attribute",
     "coverage": "the sketch misses part of the gradient",
+    "fidelity": "the sketches do not keep the gradients' norms",
     "embedding": "the embedding misses parameters or tokens of the behaviour",
 }
 """Lines whose failure voids every level, and how it reads."""
@@ -17,13 +19,16 @@ GROUNDS = {
 LEVELS = {
     "the step-level ranking": {
         "norm_control": "does not beat gradient magnitude",
+        "findable": "has too little ground truth that could be found",
         "headroom": "has no headroom to be tested in",
     },
     "the rollout-level ranking": {
+        "targets": "uses a target made of rollouts it ranks",
         "fluency": "does not pass the fluency and magnitude controls",
         "replication": "flips between seeds or draws",
     },
     "the token-level direction": {
+        "targets": "uses a target made of responses it is compared with",
         "in_context": "does not tell an in-context target from a constructed one",
     },
 }

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import polars as pl
 
 from behaviortrace.checklist import rows
-from behaviortrace.errors import BehaviorTraceError
 from behaviortrace.recipe import Thresholds
-from behaviortrace.run import Run
 
 
 @dataclass(frozen=True)
@@ -34,6 +31,46 @@ class Coverage:
     parameters: int | None = None
     uncovered: tuple[str, ...] | None = None
     token_norms: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Targets:
+    """What the targets were made of, at the checkpoint that is analysed.
+
+    Attributes:
+        texts: number of different replies that went into each target, by name.
+        shared: judged rollouts, of training and draws, that are among those replies, by name.
+        judged: rollouts compared with them.
+        left_out: prompts over which the token level leaves out a response's own, where it did.
+        open: why the token level's target is not cross-fitted; None where it is, or was not made.
+        gaps: of the minimal pairs, fluency with minus without the behaviour, nats.
+        ratios: of the minimal pairs, gradient norm with over without the behaviour.
+    """
+
+    texts: Mapping[str, int] = field(default_factory=dict)
+    shared: Mapping[str, int] = field(default_factory=dict)
+    judged: int = 0
+    left_out: int | None = None
+    open: str | None = None
+    gaps: tuple[float, ...] = ()
+    ratios: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """Prompts that emergence is measured on, and those that were trained on.
+
+    Attributes:
+        asked: different probe and control prompts.
+        trained: different prompts of training rollouts and warm-up examples.
+        warmup: whether the warm-up's are known, and counted.
+        both: those that are in both, after folding case and space.
+    """
+
+    asked: int
+    trained: int
+    warmup: bool
+    both: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -75,6 +112,9 @@ class Evidence:
         rollouts: training rows the manifest counts, one a rollout and use.
         rollouts_expected: steps x rollouts a step, by the recipe.
         coverage: what the sketch covers.
+        sketch_norms: ``results/sketch_norms``.
+        targets: what the targets were made of; None where there is none.
+        held_out: None where no probe was answered.
         seed: the run's training seed.
         draws: names of its fresh draws.
         replicates: decisive results over seeds and draws, this run's own and a sweep's.
@@ -93,6 +133,9 @@ class Evidence:
     rollouts: int | None = None
     rollouts_expected: int | None = None
     coverage: Coverage = field(default_factory=Coverage)
+    sketch_norms: Mapping[str, Any] = field(default_factory=dict)
+    targets: Targets | None = None
+    held_out: HeldOut | None = None
     seed: int | None = None
     draws: tuple[str, ...] = ()
     replicates: tuple[Replicate, ...] = ()
@@ -112,99 +155,3 @@ class Evidence:
         """The summary's s_b (or "s_b_controls") by checkpoint step, ascending."""
         stored = self.summary.get(key) or {}
         return {int(step): rows.finite(stored[step]) for step in sorted(stored, key=int)}
-
-
-def gather(run: Run, *, verify: bool = True, replicates: Iterable[Replicate] = ()) -> Evidence:
-    """Collect the evidence of a run.
-
-    Args:
-        verify: also recompute checksums and lineage, which reads every file of the run.
-        replicates: decisive results of the other runs of a sweep.
-
-    Tables that do not exist, or cannot be read, become None with the reason in ``absent``.
-    """
-    absent: dict[str, str] = {}
-    names = ("step_level", "rollout_level", "token_level")
-    frames = {name: _read(run.table, f"results/{name}", absent) for name in names}
-    recipe, manifest = run.recipe, run.manifest
-    own = own_replicates(frames["rollout_level"], recipe.seed) if recipe else ()
-    return Evidence(
-        **frames,
-        summary=_read(run.json, "results/summary", absent) or {},
-        thresholds=recipe.thresholds if recipe else Thresholds(),
-        problems=tuple(run.verify()) if verify else None,
-        lineage=tuple(entry.model_dump(mode="json") for entry in manifest.lineage),
-        rollouts_expected=recipe.train.steps * recipe.train.rollouts_per_step if recipe else None,
-        coverage=_coverage(run),
-        rollouts=manifest.counts.get("training"),
-        seed=recipe.seed if recipe else None,
-        draws=tuple(run.draws()),
-        # A sweep may name this run too.
-        replicates=tuple(sorted({*own, *replicates}, key=lambda r: (r.seed, r.draw))),
-        preregistered=manifest.preregistration,
-        recomputed=recipe.preregistration() if recipe else None,
-        absent=absent,
-    )
-
-
-def own_replicates(rollout_level: pl.DataFrame | None, seed: int) -> tuple[Replicate, ...]:
-    """The decisive rollout-level result of each fresh draw of one run."""
-    found = []
-    for source in rows.sources(rollout_level):
-        row = rows.direction(rollout_level, source, "residualized")
-        values = [rows.finite(row[c]) for c in ("auc", "lo", "hi")] if row else []
-        if source == rows.TRAINING or not values or None in values:
-            continue
-        auc, lo, hi = (float(v) for v in values if v is not None)
-        found.append(Replicate(seed, source, auc, lo, hi))
-    return tuple(found)
-
-
-def _read(reader: Any, name: str, absent: dict[str, str]) -> Any:
-    try:
-        return reader(name)
-    except BehaviorTraceError as error:
-        absent[name.removeprefix("results/")] = str(error)
-        return None
-
-
-def _coverage(run: Run) -> Coverage:
-    """From the tracer's note, its audits of single steps, and the targets' sketches."""
-    note = run.manifest.notes.get("capture") or {}
-    missed = _missed(run)
-    uncovered = note.get("uncovered")
-    return Coverage(
-        energy=1.0 - max(missed) if missed else None,
-        audits=len(missed),
-        parameters=note.get("parameters"),
-        uncovered=None if uncovered is None else tuple(uncovered),
-        token_norms=_token_norms(run),
-    )
-
-
-def _missed(run: Run) -> list[float]:
-    """Missed share of the squared gradient norm, of every audited step."""
-    try:
-        training = run.rollouts(uses=True)
-    except BehaviorTraceError:
-        return []
-    if "missed_energy" not in training.columns:
-        return []
-    found = training.group_by("step").agg(pl.col("missed_energy").max())["missed_energy"]
-    return [float(share) for share in found.drop_nulls().drop_nans()]
-
-
-def _token_norms(run: Run) -> dict[str, float]:
-    stored = {f"{t.name}, step {t.step}": t.norm for t in run.manifest.targets}
-    known = {name: norm for name, norm in stored.items() if norm is not None}
-    if stored and len(known) == len(stored):
-        return known
-    try:
-        targets = run.targets()
-    except BehaviorTraceError:
-        return known
-    return {
-        f"{name}, step {target.step}": float(np.linalg.norm(target.vector))
-        for name, taken in targets.items()
-        for target in taken
-    }

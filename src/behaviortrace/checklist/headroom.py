@@ -14,8 +14,7 @@ def headroom(evidence: Evidence) -> Finding:
     """Pass where the ceiling leaves room over chance and the intended bar lies below it (P2).
 
     All in the trained window. The bar is norm's precision (chance where norm has none) plus
-    ``thresholds.step_margin``. Ground truth in groups without reward variance has no gradient, so
-    no estimator can find it: with none findable the line fails whatever the ceiling.
+    ``thresholds.step_margin``.
     """
     need, margin = evidence.thresholds.headroom, evidence.thresholds.step_margin
     limits = {"headroom": need, "step_margin": margin}
@@ -29,29 +28,18 @@ def headroom(evidence: Evidence) -> Finding:
     norm = rows.step_row(evidence.step_level, "trained_window", "norm")
     control = rows.finite(norm["precision"]) if norm else None
     bar = (chance if control is None else control) + margin
-    boosted, findable = evidence.number("n_boosted"), evidence.number("n_findable")
     facts = {
         "ceiling": ceiling,
         "chance": chance,
         "room": ceiling - chance,
         "bar": bar,
-        "boosted": boosted,
-        "findable": findable,
-        "ceiling_findable": evidence.number("ceiling_findable"),
     }
     short = []
     if ceiling - chance < need - SLACK:
         short.append(f"the ceiling is less than {need:.2f} above chance")
     if bar > ceiling + SLACK:
         short.append("no step-level ranking can reach the bar")
-    if boosted and findable == 0:
-        short.append("none of the ground truth has a gradient")
-    found = (
-        f"; {findable:,.0f} of {boosted:,.0f} boosted rollouts are findable"
-        if (boosted is not None and findable is not None)
-        else ""
-    )
-    numbers = f"chance {chance:.3f}, bar {bar:.3f}, ceiling {ceiling:.3f}{found}"
+    numbers = f"chance {chance:.3f}, bar {bar:.3f}, ceiling {ceiling:.3f}"
     if short:
         return Finding("fail", f"{numbers}: {' and '.join(short)}", facts, limits)
     return Finding("pass", numbers, facts, limits)

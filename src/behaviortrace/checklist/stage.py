@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable
 
-from behaviortrace.checklist.evidence import Replicate, gather
+from behaviortrace.checklist.collect import gather
+from behaviortrace.checklist.evidence import Replicate
 from behaviortrace.checklist.registry import judge
 from behaviortrace.records import Verdict
 from behaviortrace.run import Run

@@ -8,7 +8,8 @@ from importlib import metadata
 from pathlib import Path
 
 from behaviortrace.checklist import rows, stage
-from behaviortrace.checklist.evidence import Evidence, gather
+from behaviortrace.checklist.collect import gather
+from behaviortrace.checklist.evidence import Evidence
 from behaviortrace.errors import BehaviorTraceError
 from behaviortrace.plant import behaviors
 from behaviortrace.recipe import Recipe

@@ -268,6 +268,10 @@ class Run:
         """Name -> the stored targets of that name, in order of their checkpoint steps."""
         return outputs.read_targets(self._ledger)
 
+    def target_notes(self) -> dict[str, dict[int, dict[str, Any]]]:
+        """Name -> checkpoint step -> ``meta`` of the stored target; a copy has it too."""
+        return outputs.read_target_notes(self._ledger)
+
     def export(self, path: str | Path) -> Run:
         """A copy without weights and sketches: rows, scores, results, report, target descriptions.
 

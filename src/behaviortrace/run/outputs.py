@@ -105,6 +105,17 @@ def save_target(ledger: Ledger, target: Target) -> None:
     _replace(ledger, files, lambda m: listed(m, []), lambda m: listed(m, [entry]))
 
 
+def read_target_notes(ledger: Ledger) -> dict[str, dict[int, dict[str, Any]]]:
+    """What is known of every stored target; see :meth:`Run.target_notes`."""
+    notes: dict[str, dict[int, dict[str, Any]]] = {}
+    for entry in sorted(ledger.manifest.targets, key=lambda t: (t.name, t.step)):
+        about = _decode_json(ledger, entry.description)
+        if not isinstance(about, dict) or not isinstance(about.get("meta"), dict):
+            raise damaged(ledger, entry.description, "does not describe a target")
+        notes.setdefault(entry.name, {})[entry.step] = about["meta"]
+    return notes
+
+
 def read_targets(ledger: Ledger) -> dict[str, list[Target]]:
     """Read every stored target; see :meth:`Run.targets`."""
     targets: dict[str, list[Target]] = {}

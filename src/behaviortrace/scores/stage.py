@@ -16,6 +16,7 @@ from behaviortrace.estimators.tracincp import combined
 from behaviortrace.records import SCORE_SCHEMA, Target, empty
 from behaviortrace.scores.embeddings import PLAIN, STEP, UPDATE, Embedding, embeddings, step_means
 from behaviortrace.scores.embeddings import embedding as take_embedding
+from behaviortrace.scores.sketch_norms import FORMED_NEVER, NAME, squared_norm_errors, summarise
 
 if TYPE_CHECKING:
     from behaviortrace.run import Run
@@ -103,6 +104,8 @@ def score_run(run: Run, *, progress: Progress | None = None) -> pl.DataFrame:
     training, once with embedding "step" as the mean over the step's rollouts. TracInCP appears for
     the targets that were taken at two checkpoints or more.
 
+    Beside it, ``results/sketch_norms``: how near the sketches' norms are to the exact ones.
+
     Args:
         run: a run with rollouts, and with targets where targeted estimators are wanted.
         progress: called with the stage "score", in embeddings.
@@ -126,16 +129,22 @@ def score_run(run: Run, *, progress: Progress | None = None) -> pl.DataFrame:
     others = [unit for unit in units if not _reads_rows_alone(unit)]
     clock = Clock(progress, "score", sum(4 if source is None else 2 for source in sources))
     frames, done = [empty(SCORE_SCHEMA)], 0
+    sketch = run.manifest.sketch or {}
+    errors: dict[str, np.ndarray] = {}
     for source in sources:
         rollouts, label = run.rollouts(source), source or TRAINING
         frames += list(_control_frames(label, rollouts, alone))
         for rows in embeddings(run, rollouts, source):
+            if rows.exact_norms is not None and sketch.get("hash") != FORMED_NEVER:
+                # Plain sketches come first; updates are multiples of them, where there are both.
+                errors.setdefault(label, squared_norm_errors(rows.sketches, rows.exact_norms))
             frames += list(_sketch_frames(label, rows, others, goals))
             done += 1
             clock.at(done)
             del rows  # its sketches may fill gigabytes, and the next ones are read now
     table = pl.concat(frames)
     run.save_table("scores/all", table)
+    run.save_json(NAME, summarise(list(errors.values()), sketch))
     return table
 
 

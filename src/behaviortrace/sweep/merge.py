@@ -11,7 +11,8 @@ from typing import Any
 import polars as pl
 
 from behaviortrace.checklist import rows
-from behaviortrace.checklist.evidence import Evidence, Replicate, gather, own_replicates
+from behaviortrace.checklist.collect import gather, own_replicates
+from behaviortrace.checklist.evidence import Evidence, Replicate
 from behaviortrace.pitfalls.stage import load as stored_pitfalls
 from behaviortrace.records import Verdict
 from behaviortrace.run import FileEntry, Run, atomic

@@ -1,0 +1,40 @@
+"""Has the ground truth a gradient, so that it could be found?"""
+
+from __future__ import annotations
+
+from behaviortrace.checklist.evidence import Evidence
+from behaviortrace.checklist.registry import Finding, check, not_run
+
+SLACK = 1e-9  # a difference of two rounded numbers that should equal the threshold
+
+
+@check(name="findable", title="Enough of the ground truth can be found at all", order=65)
+def findable(evidence: Evidence) -> Finding:
+    """Pass where the findable share of |GT| lies ``thresholds.headroom`` above chance.
+
+    A boosted rollout in a group without reward variance has no update gradient: it taught nothing,
+    and no gradient can find it. The share of the others is the most that precision at |GT| can
+    reach on merit; what lies above it is luck.
+    """
+    need = evidence.thresholds.headroom
+    boosted, found = evidence.number("n_boosted"), evidence.number("n_findable")
+    total = evidence.number("n_rollouts")
+    if not boosted or found is None or not total:
+        return not_run("no rollout is known to be boosted, or to be findable", headroom=need)
+    share, chance = found / boosted, boosted / total
+    facts = {
+        "boosted": boosted,
+        "findable": found,
+        "share": share,
+        "chance": chance,
+        "ceiling_findable": evidence.number("ceiling_findable"),
+    }
+    enough = share - chance >= need - SLACK
+    return Finding(
+        "pass" if enough else "fail",
+        f"{found:,.0f} of {boosted:,.0f} boosted rollouts ({share:.0%}) are in a group with reward "
+        f"variance; chance is {chance:.0%}"
+        + ("" if enough else f", so that less than {need:.2f} is left to be found"),
+        facts,
+        {"headroom": need},
+    )

@@ -1,0 +1,73 @@
+"""Is a target free of what it is compared with, and what do its minimal pairs differ in?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from behaviortrace.checklist.evidence import Evidence
+from behaviortrace.checklist.registry import Finding, check, not_run
+
+
+@check(name="targets", title="Targets hold nothing of what they are compared with", order=55)
+def targets(evidence: Evidence) -> Finding:
+    """Pass where no judged rollout is a reply that a target was made of, and tokens are cross-fit.
+
+    The token level's in-context target has to leave out every response's own prompt. What the
+    minimal pairs differ in besides the behaviour, fluency and gradient norm, is reported: the
+    direction carries it, and the controls have to take it out.
+    """
+    found = evidence.targets
+    if found is None or not any(found.texts.values()):
+        return not_run("the run has no target that says what it was made of")
+    facts: dict[str, Any] = {
+        "texts": dict(found.texts),
+        "shared": dict(found.shared),
+        "judged": found.judged,
+        "left_out": found.left_out,
+        **_spread("fluency_gap", found.gaps),
+        **_spread("norm_ratio", found.ratios),
+    }
+    shared = [f"{n} in {name}" for name, n in found.shared.items() if n]
+    wrong = []
+    if shared:
+        wrong.append(
+            f"of {found.judged:,} judged rollouts some are replies of a target: {', '.join(shared)}"
+        )
+    if found.open:
+        wrong.append(f"the token level is not cross-fit: {found.open}")
+    about = _about_pairs(facts)
+    if wrong:
+        return Finding("fail", f"{' and '.join(wrong)}{about}", facts)
+    fit = f", and tokens are cross-fit over {found.left_out} prompts" if found.left_out else ""
+    return Finding(
+        "pass",
+        f"none of {found.judged:,} judged rollouts is among the {sum(found.texts.values())} "
+        f"replies that {len(found.texts)} targets are made of{fit}{about}",
+        facts,
+    )
+
+
+def _spread(name: str, values: Sequence[float]) -> dict[str, float | None]:
+    known = [value for value in values if np.isfinite(value)]
+    if not known:
+        return dict.fromkeys((name, f"{name}_lowest", f"{name}_highest"))
+    return {
+        name: float(np.mean(known)),
+        f"{name}_lowest": min(known),
+        f"{name}_highest": max(known),
+    }
+
+
+def _about_pairs(facts: dict[str, Any]) -> str:
+    gap, ratio = facts["fluency_gap"], facts["norm_ratio"]
+    if gap is None or ratio is None:
+        return ""
+    low, high = facts["fluency_gap_lowest"], facts["fluency_gap_highest"]
+    return (
+        f"; replies with the behaviour are {abs(gap):.2f} nats {'more' if gap > 0 else 'less'} "
+        f"fluent than their neutral pairs ({low:+.2f} to {high:+.2f}), their gradients "
+        f"{ratio:.2f} times as large"
+    )
