@@ -38,6 +38,5 @@ def fidelity(evidence: Evidence) -> Finding:
         f"{error:.2%} (rms), where chance collisions in {found['dim']:,} buckets make "
         f"{expected:.2%} and {'at most' if held else 'no more than'} {bar:.2%} "
         f"{'is' if held else 'was'} allowed; mean {found['mean']:+.2%}",
-        {key: found[key] for key in ("rollouts", "rms", "mean", "expected")},
-        {"rms": bar},
+        {key: found[key] for key in ("rollouts", "rms", "mean", "expected")} | {"bar": bar},
     )
