@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import behaviortrace
 from behaviortrace import cli
 from behaviortrace.run import Run
 
@@ -37,6 +38,11 @@ def test_recipes_lists_every_recipe(capsys: pytest.CaptureFixture[str]) -> None:
 def test_no_argument_shows_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
     assert call() == 0
     assert "evaluate" in capsys.readouterr().out
+
+
+def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("--version") == 0
+    assert capsys.readouterr().out == f"behaviortrace {behaviortrace.__version__}\n"
 
 
 def test_a_plan_tells_the_cost_and_starts_nothing(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from importlib.metadata import version
 
 import typer
 from typer.exceptions import TyperException
@@ -22,8 +23,17 @@ app = typer.Typer(
 )
 
 
+def _version(asked: bool) -> None:
+    if asked:
+        print(f"behaviortrace {version('behaviortrace')}")
+        raise typer.Exit
+
+
 @app.callback()
 def options(
+    show_version: bool = typer.Option(
+        False, "--version", callback=_version, is_eager=True, help="Print the version and stop."
+    ),
     debug: bool = typer.Option(False, "--debug", help="Show the traceback of an error."),
 ) -> None:
     """Settings of every command."""
