@@ -217,7 +217,11 @@ FAILURES: list[tuple[str, dict[str, Any], str]] = [
     ),
     ("integrity", {"rollouts": 944}, "944 rollouts where steps x batch make 960"),
     ("preregistration", {"recomputed": "b" * 64}, "changed after the data existed"),
-    ("emergence", {"summary": {"s_b": {"0": 0.9, "100": 0.1}}}, "does not exceed 0.1"),
+    (
+        "emergence",
+        {"summary": {"s_b": {"0": 0.9, "100": 0.1}}},
+        "0.100 (at step 0, its highest, 0.900), which does not exceed 0.1",
+    ),
     ("coverage", {"coverage": covered(energy=0.63)}, "3.7e-01"),
     (
         "embedding",
