@@ -31,6 +31,7 @@ def rollouts(steps=12, groups=2, size=4, seed=0, **columns):
             "behavior": generator.random(n) < 0.5,
             "boosted": generator.random(n) < 0.2,
             "fluency": -generator.random(n),
+            "plain_norm": 1 + generator.random(n),
         }
         | columns
     )
@@ -127,7 +128,7 @@ def test_rollout_level_rows():
     )
     found = rollout_level(frame, table, FEW)
     assert dict(found.schema) == ROLLOUT_LEVEL_SCHEMA
-    assert found.height == 2 * 2 * 4  # labels x scores x variants; the step embedding is left out
+    assert found.height == 2 * 2 * 5  # labels x scores x variants; the step embedding is left out
     assert set(found["source"]) == {"training"}
     for label in ("behavior", "boosted"):
         raw = found.filter(label=label, estimator="gas", variant="raw")
@@ -139,8 +140,53 @@ def test_rollout_level_rows():
     matched = found.filter(variant="matched")
     assert (matched["delta"] == FEW.matched).all()
     assert (matched["pairs"] < found.filter(variant="raw")["pairs"]).all()
-    assert found.filter(pl.col("variant") != "matched")["delta"].null_count() == 12
+    assert found.filter(pl.col("variant") != "matched")["delta"].null_count() == 16
     assert found["reason"].null_count() == found.height
+
+
+def leaning(seed, groups=30, size=8):
+    """Rollouts that show the behaviour are less fluent and have larger gradients."""
+    rng = np.random.default_rng(seed)
+    n = groups * size
+    label = rng.random(n) < 0.5
+    fluency, size_ = 0.3 * rng.normal(size=n) - 0.3 * label, rng.normal(size=n) + 0.6 * label
+    frame = rollouts(groups, 1, size, behavior=label, fluency=fluency, plain_norm=np.exp(size_))
+    return frame, size_, rng
+
+
+def test_norm_is_regressed_out_beside_fluency_at_once():
+    frame, size, rng = leaning(0)
+    values = rng.normal(size=frame.height) + 2 * size - frame["fluency"].to_numpy()
+    found = rollout_level(frame, scores(frame, values, embedding="plain"), FEW)
+    one = found.filter(label="behavior", variant="residualized_norm").row(0, named=True)
+    group = frame["group"].to_numpy()
+    centred = [
+        column - np.array([column[group == g].mean() for g in group])
+        for column in (values, frame["fluency"].to_numpy(), size)
+    ]
+    both = np.stack(centred[1:], axis=1)
+    left = centred[0] - both @ np.linalg.lstsq(both, centred[0], rcond=None)[0]
+    assert one["auc"] == pytest.approx(slow.auc(left, frame["behavior"].to_numpy(), group))
+    # A score that is magnitude and fluency, and nothing else, leaves ties.
+    nothing = scores(frame, 3 * size - frame["fluency"].to_numpy(), embedding="plain")
+    found = rollout_level(frame, nothing, FEW).filter(variant="residualized_norm")
+    assert (found["auc"] == 0.5).all()
+
+
+def test_a_ranking_by_magnitude_alone_is_seen_through():
+    """Of 200 scores that follow the norm, and fluency, and nothing else of the behaviour."""
+    outside = dict.fromkeys(("residualized", "residualized_norm"), 0)
+    for seed in range(200):
+        frame, size, rng = leaning(seed)
+        values = rng.normal(size=frame.height) + 2 * size - frame["fluency"].to_numpy()
+        table = scores(frame, values, embedding="plain")
+        few = EvaluateSettings(resamples=100)
+        found = rollout_level(frame.with_columns(boosted=pl.lit(None)), table, few)
+        for name in outside:
+            row = found.filter(label="behavior", variant=name).row(0, named=True)
+            outside[name] += not row["lo"] <= 0.5 <= row["hi"]
+    assert outside["residualized"] > 150
+    assert 3 <= outside["residualized_norm"] <= 18  # 5% of 200, give or take
 
 
 def test_rollout_level_names_its_interval_and_gives_the_papers_beside_it():
@@ -195,19 +241,23 @@ def test_rollout_level_reasons():
     frame = rollouts(fluency=None)
     table = scores(frame, np.arange(float(frame.height)), embedding="plain")
     found = rollout_level(frame, table, FEW).filter(label="behavior")
-    assert found["reason"].to_list() == [None] + ["fluency is not recorded"] * 3
-    assert found["auc"].null_count() == 3
+    neither = "fluency or the gradient's norm is not recorded"
+    unknown = "fluency is not recorded"
+    assert found["reason"].to_list() == [None, unknown, unknown, neither, unknown]
+    assert found["auc"].null_count() == 4
+    sizeless = rollout_level(rollouts(plain_norm=None), table, FEW).filter(label="behavior")
+    assert sizeless["reason"].to_list() == [None, None, None, neither, None]
 
     part = rollouts().with_columns(
         fluency=pl.when(pl.int_range(pl.len()) % 4 == 0).then(None).otherwise("fluency")
     )
     found = rollout_level(part, table, FEW).filter(label="behavior")
-    raw, residualized, _, _ = found.rows(named=True)
+    raw, residualized, *_ = found.rows(named=True)
     assert residualized["pairs"] < raw["pairs"] and residualized["auc"] is not None
 
     flat = rollouts(behavior=True)
     found = rollout_level(flat, table, FEW).filter(label="behavior")
-    assert found["auc"].null_count() == 4 and (found["pairs"] == 0).all()
+    assert found["auc"].null_count() == 5 and (found["pairs"] == 0).all()
     assert found["reason"].str.contains("both with and without 'behavior'").all()
 
     spread = rollouts(fluency=-np.arange(96.0))

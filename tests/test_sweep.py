@@ -17,7 +17,7 @@ import polars as pl
 import pytest
 
 from behaviortrace import recipe as recipes
-from behaviortrace.checklist import Replicate
+from behaviortrace.checklist import Replicate, registered
 from behaviortrace.errors import BehaviorTraceError
 from behaviortrace.records import Verdict
 from behaviortrace.sweep import Job, Plan, address, make_plan, tables
@@ -348,9 +348,8 @@ def test_too_few_replicates_say_why_nothing_is_compared() -> None:
 
 
 def checklist_of(**changes: str) -> list[Verdict]:
-    lines = ("integrity", "emergence", "coverage", "embedding", "norm_control", "headroom")
-    lines += ("fluency", "replication", "in_context")
-    return [Verdict(n, n, changes.get(n, "pass"), "") for n in lines]  # type: ignore[arg-type]  # statuses by word
+    names = [line.name for line in registered()]
+    return [Verdict(n, n, changes.get(n, "pass"), "") for n in names]  # type: ignore[arg-type]  # statuses by word
 
 
 def test_a_level_is_believed_where_every_run_says_so() -> None:

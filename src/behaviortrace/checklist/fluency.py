@@ -21,8 +21,9 @@ def fluency(evidence: Evidence) -> Finding:
     The residualised AUC of the group-centred GAS with the minimal-pair target: its interval above
     0.5, no wider than ``thresholds.rollout_width``, and its point above norm's. Matched pairs are
     reported, and named as powered from ``thresholds.matched_pairs`` on, with the smallest AUC they
-    detect; so is the AUC with fluency regressed out by a spline. Decisive are the fresh draws;
-    training where there is none.
+    detect; so is the AUC with fluency regressed out by a spline, and with the gradient's norm
+    regressed out beside it. A norm below 0.5 ranks as well turned round; that is told. Decisive
+    are the fresh draws; training where there is none.
 
     The direction is the one pre-registered claim. All targeted rankings together are a family: how
     many stand after Holm's correction is reported.
@@ -54,6 +55,13 @@ def fluency(evidence: Evidence) -> Finding:
     return Finding("pass", f"every source meets the rule: {described}", all_found, limits)
 
 
+_FURTHER = (
+    (1, "with_norm", "with norm regressed out too", ", so magnitude may explain it"),
+    (1, "spline", "by a spline", ", so a bent effect of fluency may explain it"),
+)
+"""Further controls: where in the sentence, key, how it reads, and what it would mean."""
+
+
 def _source(evidence: Evidence, source: str) -> tuple[dict[str, Any], str | None]:
     """The numbers of one source, and why it cannot be judged (None where it can)."""
     table = evidence.rollout_level
@@ -62,6 +70,7 @@ def _source(evidence: Evidence, source: str) -> tuple[dict[str, Any], str | None
     raw = rows.control(table, source, "raw", "fluency")
     matched = rows.direction(table, source, "matched") or {}
     bent = rows.direction(table, source, "residualized_spline") or {}
+    both = rows.direction(table, source, "residualized_norm") or {}
     pairs = matched.get("pairs")
     found = {
         **{c: rows.finite(score[c]) if score else None for c in ("auc", "lo", "hi", "pairs")},
@@ -70,6 +79,7 @@ def _source(evidence: Evidence, source: str) -> tuple[dict[str, Any], str | None
         "interval": score.get("interval") if score else None,
         "p_holm": rows.finite(score.get("p_holm")) if score else None,
         **{f"spline_{c}": rows.finite(bent.get(c)) for c in ("auc", "lo", "hi")},
+        **{f"with_norm_{c}": rows.finite(both.get(c)) for c in ("auc", "lo", "hi")},
         "matched": rows.finite(matched.get("auc")),
         "matched_pairs": pairs,
         "matched_powered": None if pairs is None else pairs >= evidence.thresholds.matched_pairs,
@@ -99,6 +109,10 @@ def _shortfalls(found: dict[str, Any], thresholds: Thresholds) -> list[str]:
     return short
 
 
+def _turned(norm: float) -> str:
+    return f" (turned round {1 - norm:.3f})" if norm < 0.5 else ""
+
+
 def _describe(source: str, found: dict[str, Any]) -> str:
     if None in (found["auc"], found["lo"], found["hi"], found["norm"]):
         return f"{source} is undefined"
@@ -113,14 +127,14 @@ def _describe(source: str, found: dict[str, Any]) -> str:
     kind = f" ({found['interval']})" if found["interval"] else ""
     parts = [
         f"{source} has direction {found['auc']:.3f} [{found['lo']:.3f}, {found['hi']:.3f}]{kind}",
-        f"norm {found['norm']:.3f}",
+        f"norm {found['norm']:.3f}{_turned(found['norm'])}",
         matched,
     ]
-    if None not in (found["spline_auc"], found["spline_lo"], found["spline_hi"]):
-        ends = f"[{found['spline_lo']:.3f}, {found['spline_hi']:.3f}]"
-        bends = ", so a bent effect of fluency may explain it"
-        doubt = bends if found["lo"] > 0.5 >= found["spline_lo"] else ""
-        parts.insert(1, f"by a spline {found['spline_auc']:.3f} {ends}{doubt}")
+    for at, key, how, doubt in _FURTHER:
+        if None not in (found[f"{key}_auc"], found[f"{key}_lo"], found[f"{key}_hi"]):
+            ends = f"[{found[f'{key}_lo']:.3f}, {found[f'{key}_hi']:.3f}]"
+            doubted = doubt if found["lo"] > 0.5 >= found[f"{key}_lo"] else ""
+            parts.insert(at, f"{how} {found[f'{key}_auc']:.3f} {ends}{doubted}")
     if found["family"]:
         judged, stand = found["family"]["judged"], found["family"]["above"]
         rankings = "targeted ranking" if judged == 1 else "targeted rankings"

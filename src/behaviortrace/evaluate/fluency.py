@@ -41,6 +41,28 @@ def slope(cross: np.ndarray | float, square: np.ndarray | float) -> np.ndarray:
     return np.divide(cross, square, out=np.zeros(cross.shape), where=square > 0)
 
 
+def without(values: np.ndarray, control: np.ndarray, code: np.ndarray, n_groups: int) -> np.ndarray:
+    """Values with another variable regressed out inside groups, one slope for all of them.
+
+    With the same done to fluency, regressing fluency out of what is left takes out both at once
+    (Frisch and Waugh, 1933). Only differences inside a group mean anything.
+
+    Args:
+        values: shape (n,), finite.
+        control: shape (n,), finite.
+        code: shape (n,), group codes in ``range(n_groups)``.
+        n_groups: number of groups.
+
+    Returns:
+        Shape (n,); exactly 0 where only rounding is left.
+    """
+    by_group, about = center(values, code, n_groups), center(control, code, n_groups)
+    fitted = float(slope((by_group * about).sum(), (about**2).sum())) * about
+    left = by_group - fitted
+    noise = ROUNDING * (np.abs(by_group) + np.abs(fitted)) + grain(values)
+    return np.where(np.abs(left) <= noise, 0.0, left)
+
+
 def grain(values: np.ndarray) -> float:
     """What rounding can make of a difference of two of these values."""
     return _ULPS * float(np.abs(values).max(initial=0.0))

@@ -12,7 +12,9 @@ from typing import Any, get_args
 import numpy as np
 import polars as pl
 
+from behaviortrace.evaluate.auc import group_codes
 from behaviortrace.evaluate.bootstrap import Interval
+from behaviortrace.evaluate.fluency import without
 from behaviortrace.evaluate.multiplicity import with_holm
 from behaviortrace.evaluate.precision import base_rate, ceiling, lift, precision_at_ground_truth
 from behaviortrace.evaluate.scores import Scored, aligned
@@ -23,7 +25,9 @@ STEP = "step"
 """The embedding whose scores are tied within a step."""
 
 LABELS = ("behavior", "boosted")
-VARIANTS = ("raw", "residualized", "residualized_spline", "matched")
+VARIANTS = ("raw", "residualized", "residualized_spline", "residualized_norm", "matched")
+"""What is controlled for: nothing; fluency, by one slope; by a spline; fluency and the logarithm of
+the gradient's norm, by a slope each; fluency, by comparing only siblings that match in it."""
 
 STEP_LEVEL_SCHEMA: dict[str, Any] = {
     "table": pl.String,  # "overall" or "trained_window"
@@ -158,7 +162,7 @@ def rollout_level(
     """Within-group AUC of every per-rollout score, for both labels and all variants.
 
     Embedding "step" is left out: it is constant inside a group. A rollout without a score, label or
-    (for the fluency-controlled variants) fluency is left out of that row's pairs.
+    (for the controlled variants) fluency or norm is left out of that row's pairs.
 
     Args:
         rollouts: ``ROLLOUT_SCHEMA`` of the source.
@@ -172,13 +176,19 @@ def rollout_level(
     every = [s for s in aligned(rollouts, scores, source) if s.embedding != STEP]
     group = rollouts["group"].to_numpy()
     fluency = rollouts["fluency"].fill_null(math.nan).to_numpy()
+    magnitude = _magnitude(rollouts)
     found: list[dict[str, Any]] = []
     for name in LABELS:
         labelled = rollouts[name].is_not_null().to_numpy()
         if not labelled.any():
             continue
         label = rollouts[name].fill_null(False).to_numpy().astype(bool)
-        recorded = bool(np.isfinite(fluency[labelled]).any())
+        absent = {
+            "fluency": None if np.isfinite(fluency[labelled]).any() else "fluency is not recorded",
+            "norm": None
+            if np.isfinite((fluency + magnitude)[labelled]).any()
+            else "fluency or the gradient's norm is not recorded",
+        }
         for mask, members in _by_mask(every, labelled):
             raw = _judged(label, group, members, None, mask, settings)
             fluent = mask & np.isfinite(fluency)
@@ -186,9 +196,11 @@ def rollout_level(
                 _judged(label, group, members, fluency, fluent, settings, control)
                 for control in get_args(Control)
             )
+            sized = fluent & np.isfinite(magnitude)
+            both = _judged(label, group, members, fluency, sized, settings, magnitude=magnitude)
             for column, scored in enumerate(members):
                 key = {"source": source, "label": name, **scored.key}
-                for row in _variants(raw, straight, bent, str(column), name, recorded):
+                for row in _variants(raw, straight, bent, both, str(column), name, absent):
                     found.append({**key, **_bounds(row.pop("judged"), settings), **row})
     order = ["label", "embedding", "estimator", "target"]
     frame = _frame(found, ROLLOUT_LEVEL_SCHEMA).sort(order, nulls_last=True, maintain_order=True)
@@ -215,12 +227,19 @@ def _judged(
     mask: np.ndarray,
     settings: EvaluateSettings,
     control: Control = "linear",
+    magnitude: np.ndarray | None = None,
 ) -> AucReport:
+    scores = {str(column): scored.values[mask] for column, scored in enumerate(members)}
+    fluent = None if fluency is None else fluency[mask]
+    if magnitude is not None and fluent is not None:
+        code, n_groups = group_codes(group[mask])
+        scores = {k: without(v, magnitude[mask], code, n_groups) for k, v in scores.items()}
+        fluent = without(fluent, magnitude[mask], code, n_groups)
     return judge(
         label[mask],
         group[mask],
-        {str(column): scored.values[mask] for column, scored in enumerate(members)},
-        None if fluency is None else fluency[mask],
+        scores,
+        fluent,
         delta=settings.matched,
         resamples=settings.resamples,
         seed=settings.seed,
@@ -232,22 +251,24 @@ def _variants(
     raw: AucReport,
     straight: AucReport,
     bent: AucReport,
+    both: AucReport,
     column: str,
     label: str,
-    has_fluency: bool,
+    absent: Mapping[str, str | None],
 ) -> Iterator[dict[str, Any]]:
     """The rows of one score and label, each with its reason where it is undefined."""
-    absent = None if has_fluency else "fluency is not recorded"
+    unknown = absent["fluency"]
     blocks = (
         (raw.raw, raw.pairs, raw.detectable, raw.groups, None),
-        (straight.residualized, straight.pairs, straight.detectable, straight.groups, absent),
-        (bent.residualized, bent.pairs, bent.detectable, bent.groups, absent),
+        (straight.residualized, straight.pairs, straight.detectable, straight.groups, unknown),
+        (bent.residualized, bent.pairs, bent.detectable, bent.groups, unknown),
+        (both.residualized, both.pairs, both.detectable, both.groups, absent["norm"]),
         (
             straight.matched,
             straight.matched_pairs,
             straight.matched_detectable,
             straight.groups,
-            absent,
+            unknown,
         ),
     )
     for variant, (judged, pairs, detectable, groups, why) in zip(VARIANTS, blocks, strict=True):
@@ -264,6 +285,16 @@ def _variants(
             "delta": delta,
             "reason": why or _no_auc(found, label),
         }
+
+
+def _magnitude(rollouts: pl.DataFrame) -> np.ndarray:
+    """Logarithm of each rollout's gradient norm, (n,); NaN where it has none.
+
+    Of the plain gradient; of the update where plain gradients were not captured.
+    """
+    norm = rollouts.select(pl.coalesce("plain_norm", "grad_norm").fill_null(math.nan))
+    values = norm.to_series().to_numpy()
+    return np.log(values, out=np.full(len(values), np.nan), where=values > 0)
 
 
 def _bounds(judged: Judged, settings: EvaluateSettings) -> dict[str, Any]:

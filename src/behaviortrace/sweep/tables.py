@@ -48,6 +48,7 @@ def decisive(members: Sequence[Member]) -> Table:
             raw, residualized, matched = (
                 rows.direction(table, source, v) for v in ("raw", "residualized", "matched")
             )
+            both = rows.direction(table, source, "residualized_norm")
             norm = rows.control(table, source, "residualized", "norm")
             lo = rows.finite(residualized["lo"]) if residualized else None
             verdict = None if lo is None else "above 0.5" if lo > 0.5 else "not above 0.5"
@@ -56,6 +57,7 @@ def decisive(members: Sequence[Member]) -> Table:
                     number(member.seed, ".0f"),
                     word(source),
                     interval(residualized, "auc", "not evaluated"),
+                    interval(both, "auc", "not evaluated"),
                     interval(raw, "auc", "not evaluated"),
                     interval(matched, "auc", "not evaluated"),
                     interval(norm, "auc", "not evaluated"),
@@ -64,7 +66,7 @@ def decisive(members: Sequence[Member]) -> Table:
                 ]
             )
     caption = "Direction (GAS, group-centred, minimal pair): within-group AUC with 95% interval"
-    heads = ["Seed", "Draw", "Fluency-residualised", "Raw", "Fluency-matched"]
+    heads = ["Seed", "Draw", "Fluency-residualised", "And norm", "Raw", "Fluency-matched"]
     heads += ["Norm, residualised", "Matched pairs", "Interval"]
     return Table(caption, heads, body)
 
