@@ -18,10 +18,12 @@ import pytest
 
 from behaviortrace import recipe as recipes
 from behaviortrace.checklist import Replicate, registered
+from behaviortrace.checklist.rows import DIRECTION
 from behaviortrace.errors import BehaviorTraceError
 from behaviortrace.records import Verdict
 from behaviortrace.sweep import Job, Plan, address, make_plan, tables
 from behaviortrace.sweep.conclusion import conclusion, tone
+from behaviortrace.sweep.controls import CONTROL_SCHEMA, control_rows
 from behaviortrace.sweep.executors import LocalExecutor, Standing, environment, execute
 from behaviortrace.sweep.manifest import Book, begun, refuse_another
 from behaviortrace.sweep.merge import PITFALL_SCHEMA
@@ -338,6 +340,43 @@ def test_the_pitfalls_are_one_table_with_the_sixth_over_all() -> None:
     assert tables.pitfalls(shown, {"disagree": None}, [0, 1]).rows[2][1].reason
     assert text[2][0].startswith("P6") and text[2][1] == "shows, over all seeds"
     assert all(len(row) == len(found.columns) for row in found.rows)
+
+
+def test_what_each_control_leaves_is_a_mean_over_seeds() -> None:
+    aucs = {"raw": 0.7, "residualized": 0.62, "residualized_norm": 0.5}
+    every = [
+        {
+            "level": "rollout_level",
+            "label": "behavior",
+            "seed": i // 2,
+            "draw": draw,
+            "variant": variant,
+            **DIRECTION,
+            "auc": auc + 0.01 * i,
+            "lo": auc - 0.06,
+            "hi": auc + 0.08,
+        }
+        for i, draw in enumerate([*"ababab", None])
+        for variant, auc in aucs.items()
+    ]
+    found = control_rows(pl.DataFrame(every, schema_overrides={"draw": pl.String}))
+    assert dict(found.schema) == CONTROL_SCHEMA
+    mine = {row["variant"]: row for row in found.rows(named=True) if "minimal" in row["ranking"]}
+    for variant, auc in aucs.items():
+        assert mine[variant]["replicates"] == 6  # training rollouts are no draw
+        assert mine[variant]["mean"] == pytest.approx(auc + 0.025)
+        assert mine[variant]["lo"] < auc < mine[variant]["hi"]
+    assert mine["residualized_spline"]["reason"] == "no run evaluated it"
+    shown = tables.controls(found)
+    assert [row[0].text for row in shown.rows] == [
+        "direction, minimal pair",
+        "direction, in-context",
+        "norm",
+        "fluency",
+    ]
+    assert shown.rows[0][1].text.startswith("0.725 [")
+    alone = control_rows(pl.DataFrame(every[:3], schema_overrides={"draw": pl.String}))
+    assert "cannot tell seeds from draws" in alone["reason"][0]
 
 
 def test_too_few_replicates_say_why_nothing_is_compared() -> None:

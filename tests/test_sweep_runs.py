@@ -222,7 +222,7 @@ def test_a_copy_without_weights_gives_the_same_tables(
     assert not stop.value.code
     assert not list(copy.rglob("*.safetensors")) and not list(copy.rglob(".lock"))
     before = tables(root)
-    assert set(before) == {"rows", "replicates", "emergence", "pitfalls"}
+    assert set(before) == {"rows", "replicates", "emergence", "pitfalls", "controls"}
     assert set(before["pitfalls"]["pitfall"]) >= {"cliff", "headroom", "fluency"}
     # Spoil what is derived, then make it again from the rows.
     for entry in printed["runs"]:

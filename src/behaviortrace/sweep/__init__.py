@@ -3,15 +3,15 @@
 Reading order: plan (which runs, and what each is called), standing (which of them are finished),
 manifest (what ``sweep.json`` records), worker (one run, in a process of its own), executors and
 on_ray (many of them at a time), merge (their tables and replicates), replicates (what these say
-together), figures, tables and page (the report), stage (all of it); verify and
-export read what is there.
+together), controls (what each control leaves), figures, tables and page (the report), stage (all of
+it); verify and export read what is there.
 
 ::
 
     DIR/
       sweep.json       recipe, seeds, draws, and every run with its state
       runs/NAME/       an ordinary run directory a seed, named by seed and content address
-      results/         rows, replicates and emergence, each as Parquet and CSV
+      results/         rows, replicates, controls, pitfalls, emergence, as Parquet and CSV
       report/index.html
       logs/NAME.log    what a run's process printed
       progress/        where the running ones stand

@@ -18,6 +18,7 @@ from behaviortrace.records import Verdict
 from behaviortrace.run import FileEntry, Run, atomic
 from behaviortrace.run.jsonable import jsonable
 from behaviortrace.run.shards import encode_table
+from behaviortrace.sweep.controls import control_rows
 from behaviortrace.sweep.standing import further_draws
 
 KEYS: dict[str, Any] = {
@@ -76,6 +77,7 @@ class Merged:
         replicates: the decisive rollout-level result of every draw of every run.
         emergence: ``EMERGENCE_SCHEMA``.
         pitfalls: ``PITFALL_SCHEMA``.
+        controls: ``CONTROL_SCHEMA``.
     """
 
     members: Sequence[Member]
@@ -83,6 +85,7 @@ class Merged:
     replicates: Sequence[Replicate]
     emergence: pl.DataFrame
     pitfalls: pl.DataFrame
+    controls: pl.DataFrame
 
 
 def merge(root: Path, folders: dict[int, str]) -> Merged:
@@ -113,12 +116,14 @@ def merge(root: Path, folders: dict[int, str]) -> Merged:
         report(run)
         evidence = gather(run, verify=False, replicates=replicates)
         members.append(Member(seed, folders[seed], run, evidence, verdicts))
+    every = merged_rows(members)
     return Merged(
         members,
-        merged_rows(members),
+        every,
         replicates,
         emergence_rows(members),
         pitfall_rows(members),
+        control_rows(every),
     )
 
 
@@ -194,6 +199,7 @@ def save(root: Path, merged: Merged, summary: Mapping[str, Any]) -> dict[str, Fi
         "replicates": replicate_rows(merged.replicates),
         "emergence": merged.emergence,
         "pitfalls": merged.pitfalls,
+        "controls": merged.controls,
     }
     encoders: dict[str, Callable[[pl.DataFrame], bytes]] = {
         "parquet": encode_table,

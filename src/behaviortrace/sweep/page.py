@@ -113,7 +113,12 @@ def _sections(merged: Merged, summary: Mapping[str, Any], cutoff: int) -> list[S
             "Seeds and draws",
             "Does the decisive result hold in another training, and in another draw?",
             figures.decisive(members),
-            [tables.decisive(members), tables.replicates(summary), tables.sign_flips(summary)],
+            [
+                tables.decisive(members),
+                tables.replicates(summary),
+                tables.sign_flips(summary),
+                tables.controls(merged.controls),
+            ],
         ),
         Section(
             "levels",

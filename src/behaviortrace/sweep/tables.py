@@ -10,6 +10,7 @@ import polars as pl
 from behaviortrace.checklist import rows
 from behaviortrace.pitfalls.demonstration import WORDS
 from behaviortrace.report.tables import Cell, Table, interval, number, word
+from behaviortrace.sweep.controls import VARIANTS
 from behaviortrace.sweep.merge import Member
 
 P6 = "P6: one run, or one draw, is not enough"
@@ -18,7 +19,7 @@ _MARKS = {"pass": "✓ pass", "fail": "✗ fail", "not run": "○ not run"}
 
 
 def emergence(members: Sequence[Member]) -> Table:
-    """s_b at the first and the last checkpoint of every seed."""
+    """s_b at the first and the last checkpoint of every seed, and where it was highest."""
     body = []
     for member in members:
         rates = member.evidence.emergence()
@@ -30,13 +31,30 @@ def emergence(members: Sequence[Member]) -> Table:
                 number(member.seed, ".0f"),
                 number(None if first is None else rates[first], reason=why),
                 number(None if last is None else rates[last], reason=why),
+                word(_highest(rates), why),
                 number(None if last is None else controls.get(last), reason="no control prompts"),
                 number(member.evidence.number("n_boosted"), ",.0f"),
                 number(member.evidence.number("n_findable"), ",.0f"),
             ]
         )
-    heads = ["Seed", "s_b, first", "s_b, last", "Controls, last", "Boosted", "Findable"]
+    heads = [
+        "Seed",
+        "s_b, first",
+        "s_b, last",
+        "s_b, highest",
+        "Controls, last",
+        "Boosted",
+        "Findable",
+    ]
     return Table("Emergence and ground truth, by seed", heads, body)
+
+
+def _highest(rates: Mapping[int, float | None]) -> str | None:
+    known = {step: rate for step, rate in rates.items() if rate is not None}
+    if not known:
+        return None
+    step = max(known, key=lambda s: known[s])
+    return f"{known[step]:.3f} at step {step}"
 
 
 def decisive(members: Sequence[Member]) -> Table:
@@ -86,6 +104,24 @@ def replicates(summary: Mapping[str, Any]) -> Table:
     }
     body = [[word(said), interval(found[key], "point", "undefined")] for key, said in names.items()]
     return Table(caption, ["What", "AUC"], body)
+
+
+def controls(found: pl.DataFrame) -> Table:
+    """What each control leaves of a ranking: the mean over seeds.
+
+    Args:
+        found: ``CONTROL_SCHEMA``.
+    """
+    caption = "What each control leaves: mean over seeds of within-group AUC, 95% interval"
+    body = []
+    for name in found["ranking"].unique(maintain_order=True):
+        own = found.filter(pl.col("ranking") == name)
+        by_variant = {row["variant"]: row for row in own.iter_rows(named=True)}
+        body.append(
+            [word(name), *(interval(by_variant.get(v), "mean", "not evaluated") for v in VARIANTS)]
+        )
+    heads = ["Raw", "Fluency out", "By a spline", "Fluency and norm out"]
+    return Table(caption, ["Ranking", *heads], body)
 
 
 def sign_flips(summary: Mapping[str, Any]) -> Table:
