@@ -242,8 +242,8 @@ FAILURES: list[tuple[str, dict[str, Any], str]] = [
     ("held_out", {"held_out": HeldOut(40, 114, False, ("What?", "Why?"))}, "such as 'What?'"),
     (
         "targets",
-        {"targets": dataclasses.replace(TARGETS, shared={"in_context": 3, "minimal_pair": 0})},
-        "replies of a target: 3 in in_context; replies with",
+        {"targets": dataclasses.replace(TARGETS, shared={"in_context": 1, "minimal_pair": 3})},
+        "replies of a target: 3 in minimal_pair; replies with",
     ),
     (
         "targets",
@@ -433,6 +433,14 @@ def test_stage_stores_verdicts_that_load_again(tmp_path: Path) -> None:
     status = {v.name: v.status for v in found}
     assert status["replication"] == "not run"
     assert status["coverage"] == status["embedding"] == status["integrity"] == "pass"
+
+
+def test_a_sampled_target_may_hold_what_was_sampled_too() -> None:
+    shared = {"in_context": 1, "minimal_pair": 0}
+    by_chance = dataclasses.replace(TARGETS, shared=shared)
+    found = verdict("targets", dataclasses.replace(GOOD, targets=by_chance))
+    assert found.status == "pass" and "1 in in_context by chance" in found.sentence
+    assert found.evidence["shared"] == shared
 
 
 def test_what_targets_and_probes_hold_is_looked_up(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from behaviortrace.sweep.conclusion import conclusion, tone
 from behaviortrace.sweep.controls import CONTROL_SCHEMA, control_rows
 from behaviortrace.sweep.executors import LocalExecutor, Standing, environment, execute
 from behaviortrace.sweep.manifest import Book, begun, refuse_another
-from behaviortrace.sweep.merge import PITFALL_SCHEMA
+from behaviortrace.sweep.merge import KEYS, PITFALL_SCHEMA
 from behaviortrace.sweep.plan import cores, draw_seeds
 from behaviortrace.sweep.replicates import summarise_replicates
 
@@ -375,6 +375,7 @@ def test_what_each_control_leaves_is_a_mean_over_seeds() -> None:
         "fluency",
     ]
     assert shown.rows[0][1].text.startswith("0.725 [")
+    assert set(control_rows(pl.DataFrame(schema=KEYS))["replicates"]) == {0}
     alone = control_rows(pl.DataFrame(every[:3], schema_overrides={"draw": pl.String}))
     assert "cannot tell seeds from draws" in alone["reason"][0]
 

@@ -10,14 +10,21 @@ import numpy as np
 from behaviortrace.checklist.evidence import Evidence
 from behaviortrace.checklist.registry import Finding, check, not_run
 
+SAMPLED = {"in_context"}
+"""Targets of sampled replies, against which nothing is decided as they are stored."""
+
 
 @check(name="targets", title="Targets hold nothing of what they are compared with", order=55)
 def targets(evidence: Evidence) -> Finding:
-    """Pass where no judged rollout is a reply that a target was made of, and tokens are cross-fit.
+    """Pass where no judged rollout is a reply that a deciding target was made of.
 
-    The token level's in-context target has to leave out every response's own prompt. What the
-    minimal pairs differ in besides the behaviour, fluency and gradient norm, is reported: the
-    direction carries it, and the controls have to take it out.
+    Deciding are the written targets: the minimal pairs of the rollout level, the constructed one of
+    the token level. The token level's in-context target is made anew for every response, and has to
+    leave out the response's own prompt. The stored in-context one is sampled, and may by chance
+    hold what was sampled in training too: that is told.
+
+    What the minimal pairs differ in besides the behaviour, fluency and gradient norm, is reported:
+    the direction carries it, and the controls have to take it out.
     """
     found = evidence.targets
     if found is None or not any(found.texts.values()):
@@ -30,22 +37,25 @@ def targets(evidence: Evidence) -> Finding:
         **_spread("fluency_gap", found.gaps),
         **_spread("norm_ratio", found.ratios),
     }
-    shared = [f"{n} in {name}" for name, n in found.shared.items() if n]
+    shared = {name: f"{n} in {name}" for name, n in found.shared.items() if n}
     wrong = []
-    if shared:
+    if deciding := [said for name, said in shared.items() if name not in SAMPLED]:
         wrong.append(
-            f"of {found.judged:,} judged rollouts some are replies of a target: {', '.join(shared)}"
+            f"of {found.judged:,} judged rollouts some are replies of a target: "
+            f"{', '.join(deciding)}"
         )
     if found.open:
         wrong.append(f"the token level is not cross-fit: {found.open}")
     about = _about_pairs(facts)
     if wrong:
         return Finding("fail", f"{' and '.join(wrong)}{about}", facts)
+    by_chance = [said for name, said in shared.items() if name in SAMPLED]
+    told = f" ({', '.join(by_chance)} by chance, which decides nothing)" if by_chance else ""
     fit = f", and tokens are cross-fit over {found.left_out} prompts" if found.left_out else ""
     return Finding(
         "pass",
-        f"none of {found.judged:,} judged rollouts is among the {sum(found.texts.values())} "
-        f"replies that {len(found.texts)} targets are made of{fit}{about}",
+        f"none of {found.judged:,} judged rollouts is a reply that a deciding target is made of"
+        f"{told}{fit}{about}",
         facts,
     )
 

@@ -47,11 +47,16 @@ def control_rows(merged: pl.DataFrame) -> pl.DataFrame:
     Returns:
         ``CONTROL_SCHEMA``. Draws decide, as in the checklist; fluency is given raw alone.
     """
+    held = "variant" in merged.columns  # no run has finished otherwise
     found = []
     for name, which in RANKINGS.items():
         for variant in VARIANTS[:1] if name == "fluency" else VARIANTS:
             part = rows.where(
-                merged, level="rollout_level", label="behavior", variant=variant, **which
+                merged if held else None,
+                level="rollout_level",
+                label="behavior",
+                variant=variant,
+                **which,
             )
             found.append({"ranking": name, "variant": variant, **_over_all(part)})
     return pl.DataFrame(found, schema=CONTROL_SCHEMA)
