@@ -63,29 +63,25 @@ def decisive(members: Sequence[Member]) -> Table:
     for member in members:
         table = member.evidence.rollout_level
         for source in rows.decisive(table):
-            raw, residualized, matched = (
-                rows.direction(table, source, v) for v in ("raw", "residualized", "matched")
+            residualized, matched = (
+                rows.direction(table, source, v) for v in ("residualized", "matched")
             )
             both = rows.direction(table, source, "residualized_norm")
             norm = rows.control(table, source, "residualized", "norm")
-            lo = rows.finite(residualized["lo"]) if residualized else None
-            verdict = None if lo is None else "above 0.5" if lo > 0.5 else "not above 0.5"
             body.append(
                 [
                     number(member.seed, ".0f"),
                     word(source),
                     interval(residualized, "auc", "not evaluated"),
                     interval(both, "auc", "not evaluated"),
-                    interval(raw, "auc", "not evaluated"),
                     interval(matched, "auc", "not evaluated"),
-                    interval(norm, "auc", "not evaluated"),
                     number(matched and matched["pairs"], ",.0f"),
-                    word(verdict, "the interval is undefined"),
+                    interval(norm, "auc", "not evaluated"),
                 ]
             )
     caption = "Direction (GAS, group-centred, minimal pair): within-group AUC with 95% interval"
-    heads = ["Seed", "Draw", "Fluency-residualised", "And norm", "Raw", "Fluency-matched"]
-    heads += ["Norm, residualised", "Matched pairs", "Interval"]
+    heads = ["Seed", "Draw", "Fluency out", "Fluency and norm out", "Fluency-matched"]
+    heads += ["Pairs", "Norm, fluency out"]
     return Table(caption, heads, body)
 
 
@@ -113,13 +109,12 @@ def controls(found: pl.DataFrame) -> Table:
         found: ``CONTROL_SCHEMA``.
     """
     caption = "What each control leaves: mean over seeds of within-group AUC, 95% interval"
+    gone = "nothing is left of fluency where it is taken out"
     body = []
     for name in found["ranking"].unique(maintain_order=True):
         own = found.filter(pl.col("ranking") == name)
         by_variant = {row["variant"]: row for row in own.iter_rows(named=True)}
-        body.append(
-            [word(name), *(interval(by_variant.get(v), "mean", "not evaluated") for v in VARIANTS)]
-        )
+        body.append([word(name), *(interval(by_variant.get(v), "mean", gone) for v in VARIANTS)])
     heads = ["Raw", "Fluency out", "By a spline", "Fluency and norm out"]
     return Table(caption, ["Ranking", *heads], body)
 
