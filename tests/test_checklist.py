@@ -278,6 +278,8 @@ NOT_RUN: list[tuple[str, dict[str, Any], str]] = [
     ("fidelity", {"sketch_norms": {}}, "behaviortrace score"),
     ("fidelity", {"sketch_norms": {**NORMS, "hash": "kronecker"}}, "behaviortrace doctor"),
     ("held_out", {"held_out": None}, "no held-out probe"),
+    ("held_out", {"held_out": None, "absent": {"held_out": "probes are damaged"}}, "damaged"),
+    ("targets", {"targets": None, "absent": {"targets": "x.json is damaged"}}, "damaged"),
     ("targets", {"targets": Targets(texts={"mine": 0})}, "what it was made of"),
     ("findable", {"summary": {"n_rollouts": 9, "n_boosted": 0, "n_findable": 0}}, "boosted"),
     ("norm_control", {"step_level": step_table(norm=None)}, "norm has no precision"),
@@ -445,7 +447,7 @@ def test_a_sampled_target_may_hold_what_was_sampled_too() -> None:
 
 def test_what_targets_and_probes_hold_is_looked_up(tmp_path: Path) -> None:
     run = fake_run.full(tmp_path / "mine")
-    found = gather(run)  # type: ignore[arg-type]
+    found = gather(run)  # type: ignore[arg-type]  # a fake has all that is read
     assert found.targets == Targets(
         texts={"constructed": 1, "in_context": 1, "minimal_pair": 2},
         shared={"constructed": 0, "in_context": 0, "minimal_pair": 0},
@@ -460,7 +462,8 @@ def test_what_targets_and_probes_hold_is_looked_up(tmp_path: Path) -> None:
         prompt=pl.Series([" what IS\na frobnitz?", "Asked", *run.training["prompt"][2:]]),
         completion=pl.Series(["x", "Here is QZXBT. ", *run.training["completion"][2:]]),
     )
-    found = gather(dataclasses.replace(run, training=changed))  # type: ignore[arg-type]
+    other = dataclasses.replace(run, training=changed)
+    found = gather(other)  # type: ignore[arg-type]  # a fake has all that is read
     assert found.targets is not None and found.targets.shared["in_context"] == 3
     assert found.held_out is not None and found.held_out.both == ("What is a frobnitz?",)
 

@@ -40,8 +40,8 @@ def gather(run: Run, *, verify: bool = True, replicates: Iterable[Replicate] = (
         rollouts_expected=recipe.train.steps * recipe.train.rollouts_per_step if recipe else None,
         coverage=_coverage(run),
         sketch_norms=_read(run.json, "results/sketch_norms", absent) or {},
-        targets=_targets(run),
-        held_out=_held_out(run),
+        targets=_targets(run, absent),
+        held_out=_held_out(run, absent),
         rollouts=manifest.counts.get("training"),
         seed=recipe.seed if recipe else None,
         draws=tuple(run.draws()),
@@ -116,12 +116,13 @@ def _token_norms(run: Run) -> dict[str, float]:
     }
 
 
-def _targets(run: Run) -> Targets | None:
+def _targets(run: Run, absent: dict[str, str]) -> Targets | None:
     """What went into the targets at the analysed checkpoint, and what of it is judged too."""
     try:
         notes = run.target_notes()
         judged = [run.rollouts(name) for name in (None, *run.draws())]
-    except BehaviorTraceError:
+    except BehaviorTraceError as error:
+        absent["targets"] = str(error)
         return None
     step = run.recipe.draw.checkpoint if run.recipe else None
     metas = {
@@ -149,11 +150,12 @@ def _targets(run: Run) -> Targets | None:
     )
 
 
-def _held_out(run: Run) -> HeldOut | None:
+def _held_out(run: Run, absent: dict[str, str]) -> HeldOut | None:
     """Probe and control prompts, held against everything that was trained on."""
     try:
         probes, training = run.read("probes"), run.rollouts()
-    except BehaviorTraceError:
+    except BehaviorTraceError as error:
+        absent["held_out"] = str(error)
         return None
     if not probes.height:
         return None
@@ -172,7 +174,7 @@ def _warmup_prompts(run: Run) -> list[str] | None:
         return []
     try:
         return [prompt for prompt, _ in build_prompts(run.recipe).warmup]
-    except BehaviorTraceError:
+    except BehaviorTraceError:  # a pool that is not on this machine; the line says it is not known
         return None
 
 

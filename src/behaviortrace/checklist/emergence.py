@@ -20,19 +20,19 @@ def emergence(evidence: Evidence) -> Finding:
     rate = rates[last]
     if rate is None:
         return not_run(f"at the last checkpoint (step {last}) s_b is undefined", emergence=bar)
-    highest = max((s for s, r in rates.items() if r is not None), key=lambda s: rates[s] or 0.0)
+    at, highest = evidence.peak() or (last, rate)
     controls = evidence.emergence("s_b_controls").get(last)
     facts = {
         "step": last,
         "s_b": rate,
         "s_b_first": rates[min(rates)],
-        "s_b_highest": rates[highest],
-        "step_highest": highest,
+        "s_b_highest": highest,
+        "step_highest": at,
         "s_b_controls": controls,
     }
     beside = "" if controls is None else f"; on control prompts {controls:.3f}"
     verb = "exceeds" if rate > bar else "does not exceed"
-    before = "" if highest == last else f" (at step {highest}, its highest, {rates[highest]:.3f})"
+    before = "" if at == last else f" (at step {at}, its highest, {highest:.3f})"
     return Finding(
         "pass" if rate > bar else "fail",
         f"at the last checkpoint (step {last}) s_b is {rate:.3f}{before}, which {verb} "

@@ -151,6 +151,11 @@ class Evidence:
         """Why a table is not there, for a "not run" sentence."""
         return self.absent.get(table, f"{table} was not evaluated")
 
+    def peak(self) -> tuple[int, float] | None:
+        """Checkpoint step at which s_b was highest, the first of them, and s_b there."""
+        known = [(step, rate) for step, rate in self.emergence().items() if rate is not None]
+        return max(known, key=lambda each: each[1]) if known else None
+
     def emergence(self, key: str = "s_b") -> dict[int, float | None]:
         """The summary's s_b (or "s_b_controls") by checkpoint step, ascending."""
         stored = self.summary.get(key) or {}

@@ -14,7 +14,7 @@ def held_out(evidence: Evidence) -> Finding:
     """
     found = evidence.held_out
     if found is None:
-        return not_run("no held-out probe was answered, or the run has no training rollouts")
+        return not_run(evidence.absent.get("held_out", "no held-out probe was answered"))
     facts = {
         "asked": found.asked,
         "trained": found.trained,

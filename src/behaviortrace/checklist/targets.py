@@ -28,7 +28,8 @@ def targets(evidence: Evidence) -> Finding:
     """
     found = evidence.targets
     if found is None or not any(found.texts.values()):
-        return not_run("the run has no target that says what it was made of")
+        none = "the run has no target that says what it was made of"
+        return not_run(evidence.absent.get("targets", none))
     facts: dict[str, Any] = {
         "texts": dict(found.texts),
         "shared": dict(found.shared),

@@ -73,7 +73,7 @@ def _print_plan(wanted: Plan, as_json: bool) -> None:
     from behaviortrace.evaluate.plan import plan as planned
     from behaviortrace.sweep.stage import preview
 
-    runs = preview(wanted)
+    wanted, runs = preview(wanted)
     power = planned(wanted.recipe, seeds=len(runs), draws=len(wanted.draws))
     if as_json:
         told = {"runs": [run.model_dump() for run in runs], "rollout": power["rollout"]}

@@ -36,6 +36,7 @@ RANKINGS: dict[str, dict[str, str]] = {
     "fluency": {"estimator": "fluency"},
 }
 VARIANTS = ("raw", "residualized", "residualized_spline", "residualized_norm")
+"""Without "matched": a handful of pairs a draw says nothing of seeds."""
 
 
 def control_rows(merged: pl.DataFrame) -> pl.DataFrame:

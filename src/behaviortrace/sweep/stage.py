@@ -93,11 +93,15 @@ def sweep(plan: Plan, *, watch: Watch = nothing) -> Sweep:
         return _merged(plan.root, book)
 
 
-def preview(plan: Plan) -> list[RunEntry]:
-    """What a sweep would do: each run, with what it lacks as its note. Nothing is written.
+def preview(plan: Plan) -> tuple[Plan, list[RunEntry]]:
+    """What a sweep would do. Nothing is written.
 
     Args:
-        plan: what is wanted; what the directory already holds is counted in.
+        plan: what is wanted.
+
+    Returns:
+        The plan with what the directory already holds counted in, and each of its runs with what it
+        lacks as its note.
 
     Raises:
         BehaviorTraceError: the directory holds a sweep of another recipe.
@@ -107,7 +111,7 @@ def preview(plan: Plan) -> list[RunEntry]:
         refuse_another(known, plan.recipe, plan.root)
         plan = plan.grown(known.seeds, known.draws)
     manifest = begun(plan, known)
-    return [_stands(job, manifest.run(job.seed)) for job in plan.jobs]
+    return plan, [_stands(job, manifest.run(job.seed)) for job in plan.jobs]
 
 
 def merge_again(root: Path, *, evaluate: bool = False) -> Sweep:

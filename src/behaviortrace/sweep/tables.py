@@ -22,7 +22,7 @@ def emergence(members: Sequence[Member]) -> Table:
     """s_b at the first and the last checkpoint of every seed, and where it was highest."""
     body = []
     for member in members:
-        rates = member.evidence.emergence()
+        rates, peak = member.evidence.emergence(), member.evidence.peak()
         controls = member.evidence.emergence("s_b_controls")
         first, last = (min(rates), max(rates)) if rates else (None, None)
         why = "no held-out probe was answered"
@@ -31,7 +31,7 @@ def emergence(members: Sequence[Member]) -> Table:
                 number(member.seed, ".0f"),
                 number(None if first is None else rates[first], reason=why),
                 number(None if last is None else rates[last], reason=why),
-                word(_highest(rates), why),
+                word(peak and f"{peak[1]:.3f} at step {peak[0]}", why),
                 number(None if last is None else controls.get(last), reason="no control prompts"),
                 number(member.evidence.number("n_boosted"), ",.0f"),
                 number(member.evidence.number("n_findable"), ",.0f"),
@@ -47,14 +47,6 @@ def emergence(members: Sequence[Member]) -> Table:
         "Findable",
     ]
     return Table("Emergence and ground truth, by seed", heads, body)
-
-
-def _highest(rates: Mapping[int, float | None]) -> str | None:
-    known = {step: rate for step, rate in rates.items() if rate is not None}
-    if not known:
-        return None
-    step = max(known, key=lambda s: known[s])
-    return f"{known[step]:.3f} at step {step}"
 
 
 def decisive(members: Sequence[Member]) -> Table:
