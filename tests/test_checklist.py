@@ -159,6 +159,7 @@ GOOD = Evidence(
         "n_rollouts": 960,
         "n_boosted": 100,
         "n_findable": 90,
+        "step_margin": {"p": 0.01, "rankings": 11, "permutations": 10_000},
     },
     problems=(),
     rollouts=960,
@@ -231,8 +232,26 @@ FAILURES: list[tuple[str, dict[str, Any], str]] = [
     ("embedding", {"coverage": covered(token_norms={"in_context": 0.0})}, "leave no gradient"),
     ("embedding", {"coverage": covered(token_norms={"x": float("nan")})}, "leave no gradient"),
     ("norm_control", {"step_level": step_table(best=0.39)}, "+0.090"),
+    ("norm_control", {"step_level": step_table(best=0.39), "summary": {}}, "+0.090"),
+    (
+        "norm_control",
+        {"summary": {"step_margin": {"p": 0.06, "rankings": 11, "permutations": 10_000}}},
+        "the best of 11 reaches as much in 6.0% of 10,000 orders",
+    ),
     ("headroom", {"step_level": step_table(norm=0.3, ceiling=0.39)}, "less than 0.10 above chance"),
     ("headroom", {"step_level": step_table(norm=0.55)}, "can reach the bar"),
+    (
+        "findable",
+        {
+            "summary": {
+                "n_rollouts": 960,
+                "n_boosted": 100,
+                "n_findable": 40,
+                "chance_trained_window": 0.35,
+            }
+        },
+        "chance is 35%",
+    ),
     (
         "findable",
         {"summary": {"n_rollouts": 960, "n_boosted": 100, "n_findable": 19}},
@@ -283,6 +302,7 @@ NOT_RUN: list[tuple[str, dict[str, Any], str]] = [
     ("targets", {"targets": Targets(texts={"mine": 0})}, "what it was made of"),
     ("findable", {"summary": {"n_rollouts": 9, "n_boosted": 0, "n_findable": 0}}, "boosted"),
     ("norm_control", {"step_level": step_table(norm=None)}, "norm has no precision"),
+    ("norm_control", {"summary": {}}, "evaluate again"),
     ("in_context", {"token_level": token_table()[:1]}, "constructed target"),
     (
         "fluency",
@@ -361,10 +381,20 @@ def test_seeds_that_differ_are_not_outvoted_by_draws() -> None:
     assert found.evidence["components"]["between_seeds"]["point"] > 0.1
 
 
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_draw_on_either_side_of_chance_flips_the_verdict(turned: bool) -> None:
+    """One draw of six excludes 0.5, above or below; the mean does not."""
+    values = (0.60, 0.49, 0.48, 0.49, 0.49, 0.50)
+    one = drawn(tuple(1 - v for v in values) if turned else values, half=0.05)
+    found = verdict("replication", dataclasses.replace(GOOD, replicates=one))
+    assert found.status == "fail" and "flips" in found.sentence
+    assert found.evidence["reversed" if turned else "separating"] == 1
+
+
 def test_no_effect_throughout_is_one_verdict_too() -> None:
     none = drawn((0.52, 0.5, 0.49, 0.53, 0.48, 0.51))
     found = verdict("replication", dataclasses.replace(GOOD, replicates=none))
-    assert found.status == "pass" and "no effect throughout" in found.sentence
+    assert found.status == "pass" and "no effect in any draw, nor over seeds" in found.sentence
 
 
 def test_flips_inside_a_seed_are_told() -> None:

@@ -113,7 +113,7 @@ def test_constant_fluency_controls_nothing():
     label, score = generator.random(120) < 0.5, generator.normal(size=120)
     code, n = group_codes(group)
     fitted = residualize(score, fluency, code, within_group_pairs(label, code, n))
-    assert fitted.slope == 0.0
+    assert fitted.constant and fitted.slopes == 0.0
     report = judge(label, group, {"s": score}, fluency, resamples=FEW)
     assert report.residualized == report.raw
     assert "fluency varies inside no group: nothing is controlled for" in report.warnings

@@ -100,11 +100,11 @@ def test_settled_pairs_are_a_shortcut_only(seed, groups, cells):
     pairs = within_group_pairs(label, code, n)
     residual = residualize(score, fluency, code, pairs)
     counts = next(resample_counts(n, 50, seed))
-    cross, square = counts @ residual.cross, counts @ residual.square
+    cross, square = counts @ residual.cross[:, 0], counts @ residual.square[:, 0, 0]
     expected = []
     for row in range(50):
         slope = cross[row] / square[row] if square[row] > 0 else 0.0
-        expected.append((residual.credit(slope) * counts[row][pairs.group]).sum())
+        expected.append((residual.credit(np.array([slope])) * counts[row][pairs.group]).sum())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("behaviortrace.evaluate.fluency._CELLS", cells)
         assert residual.resampled_wins(counts, pairs) == pytest.approx(expected, abs=1e-9)

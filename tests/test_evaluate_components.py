@@ -64,16 +64,63 @@ def test_the_mean_is_students_t_on_seeds_where_errors_do_not_matter():
     auc = measured(np.random.default_rng(1), 0.05, 0.0, 1e-5)
     means = auc.reshape(SEEDS, DRAWS).mean(axis=1)
     expected = stats.t(2, means.mean(), means.std(ddof=1) / np.sqrt(3)).interval(0.95)
-    found = components(SEED, auc, np.full(6, 1e-5), samples=40_000)
-    assert (found.mean.lo, found.mean.hi) == pytest.approx(expected, abs=0.01)
+    found = components(SEED, auc, np.full(6, 1e-5))
+    assert (found.mean.lo, found.mean.hi) == pytest.approx(expected, abs=2e-4)
+    assert (found.student.lo, found.student.hi) == pytest.approx(expected, abs=1e-9)
+
+
+def sampled(auc, error, rng, samples=200_000):
+    """The slow twin: pivotal quantities drawn at random, solved by bisection; balanced designs.
+
+    Returns the drawn means, and variances between seeds.
+    """
+    table, own = auc.reshape(SEEDS, DRAWS), error**2
+
+    def root(form, chi):
+        lo, hi = np.zeros(samples), np.full(samples, 1e6)
+        for _ in range(200):
+            middle = (lo + hi) / 2
+            lo, hi = np.where(form(middle) > chi, [middle, hi], [lo, middle])
+        return np.where(form(np.zeros(samples)) > chi, (lo + hi) / 2, 0)
+
+    inside, across = table.var(axis=1).sum() * DRAWS, table.mean(axis=1).var() * SEEDS
+    draws = root(lambda v: inside / (v + own), rng.chisquare(SEEDS * (DRAWS - 1), samples))
+    apart = (draws + own) / DRAWS
+    seeds = root(lambda v: across / (v + apart), rng.chisquare(SEEDS - 1, samples))
+    spread = np.sqrt((seeds + apart) / SEEDS)
+    return auc.mean() + spread * rng.normal(size=samples), seeds
+
+
+@pytest.mark.parametrize("between", [0.0, 0.05])
+def test_the_integrals_are_those_of_pivotal_quantities_drawn_at_random(between):
+    auc = measured(np.random.default_rng(5), between, 0.03, 0.03)
+    found = components(SEED, auc, np.full(6, 0.03))
+    mean, seeds = sampled(auc, 0.03, np.random.default_rng(6))
+    ends = np.clip(np.percentile(mean, [2.5, 97.5]), 0, 1)
+    assert (found.mean.lo, found.mean.hi) == pytest.approx(ends, abs=0.003)
+    ends = np.sqrt(np.percentile(seeds, [2.5, 97.5]))
+    parts = found.between_seeds.lo, found.between_seeds.hi
+    assert parts == pytest.approx(ends, rel=0.02, abs=1e-6)
+
+
+@given(
+    st.lists(st.floats(0.3, 0.8), min_size=6, max_size=6),
+    st.lists(st.floats(0.01, 0.1), min_size=6, max_size=6),
+)
+@settings(max_examples=20, deadline=None)
+def test_more_nodes_change_nothing(auc, error):
+    """A verdict must not hang on how finely it was integrated."""
+    few, many = (components(SEED, auc, error, nodes=n) for n in (64, 160))
+    for name in ("mean", "between_seeds", "between_draws", "fresh"):
+        assert close(getattr(few, name), getattr(many, name), 1e-3)
 
 
 def test_equal_results_leave_the_draws_own_error():
-    found = components(SEED, np.full(6, 0.6), np.full(6, 0.03), samples=40_000)
+    found = components(SEED, np.full(6, 0.6), np.full(6, 0.03))
     assert found.between_seeds.point == found.between_draws.point == 0
     assert found.within_draw.point == pytest.approx(0.03)
     half = 1.96 * 0.03 / np.sqrt(6)
-    assert (found.mean.lo, found.mean.hi) == pytest.approx((0.6 - half, 0.6 + half), abs=0.002)
+    assert (found.mean.lo, found.mean.hi) == pytest.approx((0.6 - half, 0.6 + half), abs=1e-5)
     assert found.verdict == "above"
     assert components(SEED, np.full(6, 0.4), np.full(6, 0.03)).verdict == "below"
     assert components(SEED, np.full(6, 0.51), np.full(6, 0.03)).verdict == "open"
@@ -99,6 +146,7 @@ def test_three_seeds_of_two_draws_cover(between, draws):
     slack = 3 * np.sqrt(0.95 * 0.05 / n)
     for name in ("components", "seeds_held", "draws_held"):
         assert found[name] >= 0.94 - slack
+    assert found["student"] == pytest.approx(0.95, abs=slack)  # whatever the variances
     if between >= 0.1:  # where seeds differ most the mean's interval is Student's t
         assert found["components"] <= 0.95 + slack
         assert found["one_draw"] < 0.6 and found["all_draws"] < 0.6
@@ -120,10 +168,15 @@ def test_unequal_draws_are_weighed():
 def test_sign_flips_as_in_the_paper():
     seed, auc = [0, 0, 1, 1, 2], [0.486, 0.446, 0.624, 0.526, 0.629]
     lo = [0.415, 0.37, 0.548, 0.45, 0.573]
-    rows = sign_flips(seed, auc, lo)
+    hi = [0.56, 0.52, 0.70, 0.60, 0.685]
+    rows = sign_flips(seed, auc, lo, hi)
     assert [r["flips"] for r in rows] == [False, True, False]  # seed 1 flips its own verdict
     assert [r["separating"] for r in rows] == [0, 1, 1]
     assert [r["above"] for r in rows] == [0, 2, 1]
+    assert [r["reversed"] for r in rows] == [0, 0, 0]
+    turned = sign_flips(seed, *(1 - np.array(each) for each in (auc, hi, lo)))
+    assert [r["reversed"] for r in turned] == [0, 1, 1]
+    assert [r["flips"] for r in turned] == [r["flips"] for r in rows]
 
 
 def test_standard_error_of_an_interval():

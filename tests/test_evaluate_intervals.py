@@ -203,3 +203,23 @@ def test_the_command_prints_coverage(capsys, monkeypatch):
         main(["bench", "intervals", "--case", "nil"])
     assert stopped.value.code == 2
     assert "--case 'nil' is unknown" in capsys.readouterr().err
+
+
+def test_the_error_of_two_slopes_is_counted():
+    """Magnitude regressed out beside fluency: its slope follows the same groups too."""
+    points, counted = [], []
+    group = np.repeat(np.arange(40), 8)
+    for seed in range(300):
+        rng = np.random.default_rng(seed)
+        label = rng.random(320) < 0.5
+        fluency = rng.normal(size=320) + label
+        size = 0.5 * fluency + rng.normal(size=320) + 0.5 * label
+        own = rng.lognormal(0, 0.5, (2, 40))[:, group]
+        score = fluency * own[0] + 2 * size * own[1] + rng.normal(size=320)
+        pairs = within_group_pairs(label, group, 40)
+        residual = residualize(score, fluency, group, pairs, size)
+        credit = residual.credit()
+        points.append(credit.mean())
+        moved = (pairs.per_group(credit) - credit.mean() * pairs.per_group()) / len(pairs)
+        counted.append(((moved + residual.shift(pairs)) ** 2).sum())
+    assert np.sqrt(np.mean(counted)) == pytest.approx(np.std(points), rel=0.12)

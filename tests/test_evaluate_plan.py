@@ -50,13 +50,13 @@ def test_the_papers_draw_is_precise_enough_and_its_three_seeds_are_not() -> None
     assert found["smallest_auc"] < 0.6 < 0.65 < found["smallest_auc_study"]
 
 
-def test_the_advice_on_repeats_brings_the_width_under_the_limit() -> None:
+def test_the_advice_on_a_draws_prompts_brings_the_width_under_the_limit() -> None:
     found = planned("smollm2")["rollout"]
     assert not found["answers"] and found["width"] > found["width_limit"]
-    repeats = int(re.search(r"raise draw\.repeats to (\d+)", found["sentence"])[1])  # type: ignore[index]  # no match fails here
-    better = planned("smollm2", {"draw.repeats": repeats})["rollout"]
+    prompts = int(re.search(r"raise draw\.prompts to (\d+)", found["sentence"])[1])  # type: ignore[index]  # no match fails here
+    better = planned("smollm2", {"draw.prompts": prompts})["rollout"]
     assert better["answers"] and better["width"] <= better["width_limit"]
-    assert not planned("smollm2", {"draw.repeats": repeats - 1})["rollout"]["answers"]
+    assert not planned("smollm2", {"draw.prompts": prompts - 1})["rollout"]["answers"]
 
 
 def test_the_advice_on_prompts_gives_steps_their_headroom() -> None:

@@ -18,12 +18,15 @@ import pytest
 
 from behaviortrace import recipe as recipes
 from behaviortrace.checklist import Replicate, registered
+from behaviortrace.checklist.conclusion import LEVELS
 from behaviortrace.checklist.rows import DIRECTION
 from behaviortrace.errors import BehaviorTraceError
+from behaviortrace.recipe import Thresholds
 from behaviortrace.records import Verdict
 from behaviortrace.sweep import Job, Plan, address, make_plan, tables
-from behaviortrace.sweep.conclusion import conclusion, tone
+from behaviortrace.sweep.conclusion import ROLLOUTS, conclusion, held, tone
 from behaviortrace.sweep.controls import CONTROL_SCHEMA, control_rows
+from behaviortrace.sweep.effect import Effect, effect
 from behaviortrace.sweep.executors import LocalExecutor, Standing, environment, execute
 from behaviortrace.sweep.manifest import Book, begun, refuse_another
 from behaviortrace.sweep.merge import KEYS, PITFALL_SCHEMA
@@ -392,15 +395,57 @@ def checklist_of(**changes: str) -> list[Verdict]:
     return [Verdict(n, n, changes.get(n, "pass"), "") for n in names]  # type: ignore[arg-type]  # statuses by word
 
 
+MET = Effect("pass", "its mean over seeds is 0.620 [0.570, 0.670], norm's 0.400")
+OPEN = Effect("not run", "2 draws of each of 1 seeds, where 2 of 3 are needed")
+
+
 def test_a_level_is_believed_where_every_run_says_so() -> None:
     good, fluent = checklist_of(), checklist_of(fluency="fail")
-    assert tone([good, good], 2) == "believed"
-    assert tone([good, fluent], 2) == "partly" and tone([fluent, fluent], 2) == "partly"
-    assert tone([], 2) == "open" and tone([good, good], 3) == "open"
-    said = conclusion([good, fluent], 2)
+    assert tone([good, good], 2, OPEN) == "believed"
+    assert tone([good, fluent], 2, OPEN) == tone([fluent, fluent], 2, OPEN) == "partly"
+    assert tone([], 2, OPEN) == "open" and tone([good, good], 3, OPEN) == "open"
+    said = conclusion([good, fluent], 2, OPEN)
     assert "the rollout-level ranking in 1 of 2 runs" in said
     assert said.startswith("The step-level ranking and the token-level direction may be believed")
-    assert conclusion([good], 3).startswith("Nothing can be concluded yet: 1 of 3 runs finished")
+    begun = conclusion([good], 3, OPEN)
+    assert begun.startswith("Nothing can be concluded yet: 1 of 3 runs finished")
     bad = checklist_of(integrity="fail")
-    assert tone([bad, bad], 2) == "refused"
-    assert conclusion([bad, bad], 2).startswith("No ranking may be believed in every run")
+    assert tone([bad, bad], 2, MET) == "refused"
+    said = conclusion([bad, bad], 2, MET)
+    assert said.startswith("No ranking may be believed of the sweep")
+    assert "but 2 of 2 runs may not be counted" in said
+
+
+def test_rollouts_are_believed_of_a_sweep_by_the_mean_over_seeds() -> None:
+    """Draws too small to tell on their own do not stand in the way of what they tell together."""
+    small = checklist_of(fluency="fail")
+    assert held([small, small], 2, MET) == list(LEVELS)
+    said = conclusion([small, small], 2, MET)
+    assert "the rollout-level ranking in 0 of 2 runs" in said and "meets the rule" in said
+    mixed = checklist_of(fluency="fail", targets="fail")
+    assert ROLLOUTS not in held([small, mixed], 2, MET)
+
+
+def norms(mean: float | None) -> pl.DataFrame:
+    return pl.DataFrame({"ranking": ["norm"], "variant": ["residualized"], "mean": [mean]})
+
+
+@pytest.mark.parametrize(
+    ("values", "norm", "status", "says"),
+    [
+        ((0.62, 0.63, 0.60, 0.62, 0.64, 0.61), 0.45, "pass", "norm's 0.450"),
+        ((0.62, 0.63, 0.60, 0.62, 0.64, 0.61), 0.70, "fail", "it is not above norm's"),
+        ((0.52, 0.50, 0.49, 0.51, 0.50, 0.52), 0.45, "fail", "the interval is not above 0.5"),
+        ((0.70, 0.70, 0.75, 0.76, 0.79, 0.80), 0.45, "fail", "exceeds 0.15 (inconclusive)"),
+        ((0.62, 0.63, 0.60, 0.62), 0.45, "not run", "2 draws of each of 2 seeds"),
+        ((), 0.45, "not run", "0 draws of each of 0 seeds"),
+        ((0.62, 0.63, 0.60, 0.62, 0.64, 0.61), None, "not run", "norm's undefined"),
+    ],
+)
+def test_the_rule_over_seeds(
+    values: tuple[float, ...], norm: float | None, status: str, says: str
+) -> None:
+    every = [Replicate(i // 2, str(i % 2), v, v - 0.03, v + 0.03) for i, v in enumerate(values)]
+    found = effect(every, norms(norm), Thresholds())
+    assert found.status == status and says in found.sentence
+    json.dumps(found.stored(), allow_nan=False)

@@ -15,6 +15,17 @@ ERROR = 0.03
 """Standard error of one draw's AUC: the paper's draws state about this."""
 SPREADS = ((0.0, 0.0), (0.03, 0.0), (0.0, 0.03), (0.03, 0.03), (0.1, 0.03), (0.1, 0.0))
 """Standard deviations between seeds and between draws of a seed."""
+_NODES = 24  # the mean's ends are then right to about 0.0005
+_SHARES = (
+    "one_draw",
+    "all_draws",
+    "components",
+    "student",
+    "found",
+    "student_found",
+    "seeds_held",
+    "draws_held",
+)
 
 
 def coverage_over_seeds(
@@ -31,30 +42,36 @@ def coverage_over_seeds(
     Returns:
         Both arguments, and the shares of studies whose interval holds the mean: ``one_draw`` (the
         first draw's own interval, as a single run reports it), ``all_draws`` (all draws averaged as
-        if they were one), ``components``; and the mean ``width`` of the last. Also, for the
-        components' own intervals, ``seeds_held`` and ``draws_held``.
+        if they were one), ``components`` and ``student`` (t on the seeds' means); the mean
+        ``width`` and ``student_width`` of the last two, and how often they lie above 0.5, ``found``
+        and ``student_found``. Also, for the components' own intervals, ``seeds_held`` and
+        ``draws_held``.
     """
     rng = np.random.default_rng(seed)
     code = np.repeat(np.arange(SEEDS), DRAWS)
     reach = float(special.ndtri(0.975))
-    held = dict.fromkeys(("one_draw", "all_draws", "components", "seeds_held", "draws_held"), 0)
-    width = 0.0
-    for number in range(studies):
+    held = dict.fromkeys(_SHARES, 0)
+    width = dict.fromkeys(("width", "student_width"), 0.0)
+    for _ in range(studies):
         noise = rng.normal(size=len(code)) * np.hypot(between_draws, ERROR)
         auc = MEAN + between_seeds * rng.normal(size=SEEDS)[code] + noise
-        found = components(code, auc, np.full(len(code), ERROR), samples=1000, rng_seed=number)
+        found = components(code, auc, np.full(len(code), ERROR), nodes=_NODES)
         held["one_draw"] += bool(abs(auc[0] - MEAN) <= reach * ERROR)
         held["all_draws"] += bool(abs(auc.mean() - MEAN) <= reach * ERROR / np.sqrt(len(auc)))
         held["components"] += found.mean.lo <= MEAN <= found.mean.hi
+        held["student"] += found.student.lo <= MEAN <= found.student.hi
+        held["found"] += found.mean.lo > 0.5
+        held["student_found"] += found.student.lo > 0.5
         held["seeds_held"] += found.between_seeds.lo <= between_seeds <= found.between_seeds.hi
         held["draws_held"] += found.between_draws.lo <= between_draws <= found.between_draws.hi
-        width += found.mean.hi - found.mean.lo
+        width["width"] += found.mean.hi - found.mean.lo
+        width["student_width"] += found.student.hi - found.student.lo
     return {
         "between_seeds": between_seeds,
         "between_draws": between_draws,
         "studies": studies,
         **{name: float(count / studies) for name, count in held.items()},
-        "width": width / studies,
+        **{name: total / studies for name, total in width.items()},
     }
 
 

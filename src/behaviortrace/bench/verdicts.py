@@ -13,9 +13,10 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 import polars as pl
-from scipy import special
 
 from behaviortrace.bench.cases import Case
+from behaviortrace.bench.counted import counted
+from behaviortrace.bench.steps import bench_steps
 from behaviortrace.checklist import rows
 from behaviortrace.checklist.evidence import Evidence
 from behaviortrace.checklist.fluency import fluency
@@ -172,15 +173,9 @@ def verdicts(
         for variant in above:
             found = rows.direction(table, DRAW, variant)
             above[variant] += found is not None and found["lo"] > 0.5
-    lo = special.betaincinv(passes, studies - passes + 1, 0.025) if passes else 0.0
-    hi = special.betaincinv(passes + 1, studies - passes, 0.975) if passes < studies else 1.0
     return {
         "condition": condition,
-        "studies": studies,
-        "passes": passes,
-        "share": passes / studies,
-        "lo": float(lo),
-        "hi": float(hi),
+        **counted(passes, studies),
         "above": above["residualized"] / studies,
         "above_spline": above["residualized_spline"] / studies,
     }
@@ -196,7 +191,8 @@ def bench_verdicts(
     """:func:`verdicts` of every condition.
 
     Returns:
-        ``oracle_auc``, the effect the oracle has, and ``conditions``, a row each.
+        ``oracle_auc``, the effect the oracle has, ``conditions``, a row each, and ``steps``, of
+        :func:`~behaviortrace.bench.steps.bench_steps`.
     """
     every = list(conditions)
 
@@ -208,7 +204,11 @@ def bench_verdicts(
         if progress is not None:
             progress("verdicts", len(every), len(every))
 
-    return {"oracle_auc": true_auc(seed=seed), "conditions": list(found())}
+    return {
+        "oracle_auc": true_auc(seed=seed),
+        "conditions": list(found()),
+        "steps": bench_steps(studies, seed=seed),
+    }
 
 
 def _scores(draw: Simulated, condition: Condition) -> tuple[np.ndarray, np.ndarray]:

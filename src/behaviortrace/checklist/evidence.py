@@ -9,6 +9,7 @@ from typing import Any
 import polars as pl
 
 from behaviortrace.checklist import rows
+from behaviortrace.evaluate.components import Side, side_of
 from behaviortrace.recipe import Thresholds
 
 
@@ -92,9 +93,9 @@ class Replicate:
     hi: float
 
     @property
-    def separates(self) -> bool:
-        """Whether the interval lies above 0.5."""
-        return self.lo > 0.5
+    def side(self) -> Side:
+        """Where the interval lies against 0.5; "open" where it holds it."""
+        return side_of(self.lo, self.hi)
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,8 @@ SLACK = 1e-9  # a difference of two rounded numbers that should equal the thresh
 def findable(evidence: Evidence) -> Finding:
     """Pass where the findable share of |GT| lies ``thresholds.headroom`` above chance.
 
+    Chance is that of the trained window, where precision is judged; of all steps if unknown.
+
     A boosted rollout in a group without reward variance has no update gradient: it taught nothing,
     and no gradient can find it. The share of the others is the most that precision at |GT| can
     reach on merit; what lies above it is luck.
@@ -21,7 +23,8 @@ def findable(evidence: Evidence) -> Finding:
     total = evidence.number("n_rollouts")
     if not boosted or found is None or not total:
         return not_run("no rollout is known to be boosted, or to be findable", headroom=need)
-    share, chance = found / boosted, boosted / total
+    inside = evidence.number("chance_trained_window")
+    share, chance = found / boosted, boosted / total if inside is None else inside
     facts = {
         "boosted": boosted,
         "findable": found,

@@ -84,12 +84,12 @@ def intervals(
             ", ".join(f"{rows[m]['width']:.3f}" for m in METHODS if m in rows),
         )
     view.stdout.print(table)
-    heads = ["between seeds", "between draws", "one draw", "all draws", "components", "width"]
+    heads = ["between seeds", "between draws", "one draw", "all draws", "components", "t", "widths"]
     table = Table(*heads, title="\nMean over 3 seeds x 2 draws", title_justify="left", box=None)
     for row in seeds:
         sizes = (f"{row[key]:.2f}" for key in ("between_seeds", "between_draws"))
-        shares = (f"{row[key]:.1%}" for key in ("one_draw", "all_draws", "components"))
-        table.add_row(*sizes, *shares, f"{row['width']:.3f}")
+        shares = (f"{row[key]:.1%}" for key in ("one_draw", "all_draws", "components", "student"))
+        table.add_row(*sizes, *shares, f"{row['width']:.3f}, {row['student_width']:.3f}")
     view.stdout.print(table)
     view.say(f"{studies} studies a case: 95% is known to {1.96 * found[0]['error']:.1%}")
 
@@ -109,7 +109,7 @@ def verdicts(
     seed: Annotated[int, typer.Option(min=0, help="Seed of the studies.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """How often the rollout-level rule passes where nothing is to be found, and where it is."""
+    """How often the rollout- and step-level rules pass, where there is something to find or not."""
     from behaviortrace.bench.verdicts import bench_verdicts
 
     with view.progress_bars() as report:
@@ -129,6 +129,13 @@ def verdicts(
         table.add_row(row["condition"], str(row["studies"]), share, f"{lo} to {hi}", line, spline)
     view.stdout.print(table)
     view.stdout.print(f"the oracle's true residualised AUC is {found['oracle_auc']:.3f}")
+    heads = ["rankings", "steps", "studies", "pass", "95%", "margin alone"]
+    table = Table(*heads, title="\nStep level: norm control", title_justify="left", box=None)
+    for row in found["steps"]:
+        share, lo, hi, alone = (f"{row[key]:.1%}" for key in ("share", "lo", "hi", "margin_alone"))
+        numbers = (row["condition"], str(row["steps"]), str(row["studies"]))
+        table.add_row(*numbers, share, f"{lo} to {hi}", alone)
+    view.stdout.print(table)
 
 
 def _print(found: dict[str, Any]) -> None:

@@ -41,28 +41,6 @@ def slope(cross: np.ndarray | float, square: np.ndarray | float) -> np.ndarray:
     return np.divide(cross, square, out=np.zeros(cross.shape), where=square > 0)
 
 
-def without(values: np.ndarray, control: np.ndarray, code: np.ndarray, n_groups: int) -> np.ndarray:
-    """Values with another variable regressed out inside groups, one slope for all of them.
-
-    With the same done to fluency, regressing fluency out of what is left takes out both at once
-    (Frisch and Waugh, 1933). Only differences inside a group mean anything.
-
-    Args:
-        values: shape (n,), finite.
-        control: shape (n,), finite.
-        code: shape (n,), group codes in ``range(n_groups)``.
-        n_groups: number of groups.
-
-    Returns:
-        Shape (n,); exactly 0 where only rounding is left.
-    """
-    by_group, about = center(values, code, n_groups), center(control, code, n_groups)
-    fitted = float(slope((by_group * about).sum(), (about**2).sum())) * about
-    left = by_group - fitted
-    noise = ROUNDING * (np.abs(by_group) + np.abs(fitted)) + grain(values)
-    return np.where(np.abs(left) <= noise, 0.0, left)
-
-
 def grain(values: np.ndarray) -> float:
     """What rounding can make of a difference of two of these values."""
     return _ULPS * float(np.abs(values).max(initial=0.0))
@@ -86,70 +64,75 @@ def _left(by_score: np.ndarray, explained: np.ndarray, rounding: np.ndarray | fl
 
 @dataclass(frozen=True)
 class Residual:
-    """A score with fluency regressed out inside groups, seen through its pairs.
+    """A score with fluency, and what else, regressed out inside groups, seen through its pairs.
 
     Attributes:
-        cross: shape (n_groups,), sum of centred score x centred fluency in each group.
-        square: shape (n_groups,), sum of squared centred fluency.
+        cross: shape (n_groups, controls), sum of centred score x centred control in each group.
+        square: shape (n_groups, controls, controls), sums of the products of centred controls.
         by_score: shape (pairs,), score difference of each pair.
-        by_fluency: shape (pairs,), fluency difference of each pair.
+        by_control: shape (pairs, controls), difference of each control; fluency is the first.
         score_grain: what rounding can make of a score difference.
-        fluency_grain: what rounding can make of a fluency difference.
+        control_grain: shape (controls,), what rounding can make of a control's difference.
     """
 
     cross: np.ndarray
     square: np.ndarray
     by_score: np.ndarray
-    by_fluency: np.ndarray
+    by_control: np.ndarray
     score_grain: float
-    fluency_grain: float
+    control_grain: np.ndarray
 
     @property
-    def slope(self) -> float:
-        """Slope of centred score on centred fluency, one for all groups.
+    def slopes(self) -> np.ndarray:
+        """Slope of centred score on each centred control, shape (controls,), one for all groups.
 
         All rows of all groups enter, also groups in which every rollout, or none, shows the
         behaviour: this is what the published figures used, and it spends no label on the fit.
         """
-        return float(slope(self.cross.sum(), self.square.sum()))
+        return self._solver() @ self.cross.sum(axis=0)
 
-    def credit(self, fitted: np.ndarray | float | None = None) -> np.ndarray:
-        """Credit of each pair for its residual difference at a slope (its own by default).
+    @property
+    def constant(self) -> bool:
+        """Whether no control varies inside any group, so that nothing is controlled for."""
+        return not self.square.any()
+
+    def credit(self, fitted: np.ndarray | None = None) -> np.ndarray:
+        """Credit of each pair for its residual difference at these slopes (its own by default).
 
         Centring cancels inside a pair. A residual within rounding of zero is a tie; otherwise a
         score that *is* fluency would be ranked by noise.
         """
-        return self._credit(slice(None), self.slope if fitted is None else fitted)
-
-    def _credit(self, chosen: np.ndarray | slice, fitted: np.ndarray | float) -> np.ndarray:
-        rounding = self.score_grain + np.abs(fitted) * self.fluency_grain
-        return _left(self.by_score[chosen], fitted * self.by_fluency[chosen], rounding)
+        slopes = self.slopes if fitted is None else fitted
+        rounding = self.score_grain + np.abs(slopes) @ self.control_grain
+        return _left(self.by_score, self.by_control @ slopes, rounding)
 
     def shift(self, pairs: Pairs) -> np.ndarray:
-        """How far each group moves the AUC through the slope it helps to fit.
+        """How far each group moves the AUC through the slopes it helps to fit.
 
-        The AUC changes with the slope by a derivative, taken over one standard error of the slope
-        either way; a group moves the slope by its share of the normal equations.
+        The AUC changes with a slope by a derivative, taken over one standard error of the slope
+        either way; a group moves the slopes by its share of the normal equations.
 
         Args:
             pairs: the pairs the differences belong to.
 
         Returns:
-            Shape (n_groups,); 0 where fluency varies inside no group.
+            Shape (n_groups,); 0 where no control varies inside any group.
         """
-        total = self.square.sum()
-        if not total or not len(pairs):
-            return np.zeros(pairs.n_groups)
-        fitted = self.slope
-        moved = (self.cross - fitted * self.square) / total
-        error = float(np.sqrt((moved**2).sum()))
-        if not error:
-            return np.zeros(pairs.n_groups)
-        up, down = (self.credit(fitted + step).mean() for step in (error, -error))
-        return (up - down) / (2 * error) * moved
+        found = np.zeros(pairs.n_groups)
+        if self.constant or not len(pairs):
+            return found
+        fitted = self.slopes
+        moved = (self.cross - self.square @ fitted) @ self._solver()
+        errors = np.sqrt((moved**2).sum(axis=0))
+        for control in np.flatnonzero(errors):
+            step = np.zeros(len(fitted))
+            step[control] = errors[control]
+            up, down = (self.credit(at).mean() for at in (fitted + step, fitted - step))
+            found += (up - down) / (2 * errors[control]) * moved[:, control]
+        return found
 
     def resampled_wins(self, counts: np.ndarray, pairs: Pairs) -> np.ndarray:
-        """Wins in each bootstrap resample, the slope refitted in each.
+        """Wins in each bootstrap resample, the slope of fluency refitted in each.
 
         A pair's residual difference is linear in the slope. Its order is therefore settled for all
         resamples when it is the same at the smallest and the largest slope; only the other pairs
@@ -161,22 +144,48 @@ class Residual:
 
         Returns:
             Shape (resamples,), float64.
+
+        Raises:
+            ValueError: fluency is not the only control.
         """
-        fitted = slope(counts @ self.cross, counts @ self.square)
-        first, last = self.credit(fitted.min()), self.credit(fitted.max())
-        settled = ((first == last) & (first != 0.5)) | (self.by_fluency == 0)
+        if len(self.control_grain) != 1:
+            raise ValueError("only one slope is refitted")
+        by_fluency, fluency_grain = self.by_control[:, 0], float(self.control_grain[0])
+        fitted = slope(counts @ self.cross[:, 0], counts @ self.square[:, 0, 0])
+        ends = np.array([fitted.min()]), np.array([fitted.max()])
+        first, last = (self.credit(end) for end in ends)
+        settled = ((first == last) & (first != 0.5)) | (by_fluency == 0)
         wins = counts @ pairs.per_group(np.where(settled, first, 0.0))
         still_open = np.flatnonzero(~settled)
         group = pairs.group[still_open]
         rows = max(1, _CELLS // max(len(group), 1))
         for start in range(0, len(counts), rows):
             part = slice(start, start + rows)
-            won = self._credit(still_open, fitted[part, None])
+            at = fitted[part, None]
+            rounding = self.score_grain + np.abs(at) * fluency_grain
+            won = _left(self.by_score[still_open], at * by_fluency[still_open], rounding)
             wins[part] += np.einsum("rp,rp->r", counts[part][:, group], won)
         return wins
 
+    def _solver(self) -> np.ndarray:
+        """Inverse of the normal equations, (controls, controls), of those controls that vary.
 
-def residualize(score: np.ndarray, fluency: np.ndarray, code: np.ndarray, pairs: Pairs) -> Residual:
+        Controls that are one and the same up to rounding share what they explain.
+        """
+        total = self.square.sum(axis=0)
+        scale = np.sqrt(np.diagonal(total))
+        unit = np.divide(1.0, scale, out=np.zeros(len(scale)), where=scale > 0)
+        inverse = np.linalg.pinv(total * np.outer(unit, unit), rcond=ROUNDING, hermitian=True)
+        return inverse * np.outer(unit, unit)
+
+
+def residualize(
+    score: np.ndarray,
+    fluency: np.ndarray,
+    code: np.ndarray,
+    pairs: Pairs,
+    also: np.ndarray | None = None,
+) -> Residual:
     """Regress fluency out of a score inside groups.
 
     Args:
@@ -184,16 +193,23 @@ def residualize(score: np.ndarray, fluency: np.ndarray, code: np.ndarray, pairs:
         fluency: shape (n,), finite, nats.
         code: shape (n,), group codes in ``range(pairs.n_groups)``.
         pairs: the pairs the score is judged on.
+        also: shape (n,), finite, a second control, regressed out at once.
     """
-    centered = center(fluency, code, pairs.n_groups)
-    cross = center(score, code, pairs.n_groups) * centered
+    controls = [fluency] if also is None else [fluency, also]
+    centered = [center(each, code, pairs.n_groups) for each in controls]
+    own = center(score, code, pairs.n_groups)
+
+    def by_group(values: np.ndarray) -> np.ndarray:
+        return np.bincount(code, weights=values, minlength=pairs.n_groups)
+
+    square = [np.stack([by_group(a * b) for b in centered], axis=-1) for a in centered]
     return Residual(
-        cross=np.bincount(code, weights=cross, minlength=pairs.n_groups),
-        square=np.bincount(code, weights=centered * centered, minlength=pairs.n_groups),
+        cross=np.stack([by_group(own * each) for each in centered], axis=-1),
+        square=np.stack(square, axis=-2),
         by_score=pairs.difference(score),
-        by_fluency=pairs.difference(fluency),
+        by_control=np.stack([pairs.difference(each) for each in controls], axis=-1),
         score_grain=grain(score),
-        fluency_grain=grain(fluency),
+        control_grain=np.array([grain(each) for each in controls]),
     )
 
 

@@ -12,9 +12,7 @@ from typing import Any, get_args
 import numpy as np
 import polars as pl
 
-from behaviortrace.evaluate.auc import group_codes
 from behaviortrace.evaluate.bootstrap import Interval
-from behaviortrace.evaluate.fluency import without
 from behaviortrace.evaluate.multiplicity import with_holm
 from behaviortrace.evaluate.precision import base_rate, ceiling, lift, precision_at_ground_truth
 from behaviortrace.evaluate.scores import Scored, aligned
@@ -231,10 +229,6 @@ def _judged(
 ) -> AucReport:
     scores = {str(column): scored.values[mask] for column, scored in enumerate(members)}
     fluent = None if fluency is None else fluency[mask]
-    if magnitude is not None and fluent is not None:
-        code, n_groups = group_codes(group[mask])
-        scores = {k: without(v, magnitude[mask], code, n_groups) for k, v in scores.items()}
-        fluent = without(fluent, magnitude[mask], code, n_groups)
     return judge(
         label[mask],
         group[mask],
@@ -244,6 +238,7 @@ def _judged(
         resamples=settings.resamples,
         seed=settings.seed,
         control=control,
+        also=None if magnitude is None else magnitude[mask],
     )
 
 
@@ -299,7 +294,7 @@ def _magnitude(rollouts: pl.DataFrame) -> np.ndarray:
 
 def _bounds(judged: Judged, settings: EvaluateSettings) -> dict[str, Any]:
     """The columns of one AUC: the interval of the settings, and the paper's beside it."""
-    chosen = judged if settings.interval == "percentile" else judged.logit_t
+    chosen = judged.by(settings.interval)
     return {
         "auc": judged.point,
         "lo": chosen.lo,

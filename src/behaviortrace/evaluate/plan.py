@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from scipy import stats
+
 from behaviortrace.errors import BehaviorTraceError
 from behaviortrace.evaluate.planned_power import (
     POWER,
@@ -18,10 +20,11 @@ from behaviortrace.evaluate.planned_power import (
     step_ceiling,
     step_noise,
 )
+from behaviortrace.evaluate.step_null import ALPHA
 from behaviortrace.recipe import Recipe, expected_cost
 
 _TOKEN_LIMIT = 160  # responses that the token level compares at most
-_NORMAL = 2.8  # standard errors from zero to an effect detected at 80% power
+_RANKINGS = 11  # targeted step-level rankings that the built-in estimators and targets make
 
 
 def plan(
@@ -112,7 +115,8 @@ def _step(recipe: Recipe, boosted: Showing) -> dict[str, Any]:
     share = findable_share(boosted, train.generations)
     n_boosted = window * train.rollouts_per_step * chance
     room = top - chance
-    need = max(recipe.thresholds.headroom, recipe.thresholds.step_margin, _NORMAL * noise)
+    margin = _margin(recipe, noise)
+    need = max(recipe.thresholds.headroom, margin)
     facts = {
         "n_rollouts": train.steps * train.rollouts_per_step,
         "n_boosted": n_boosted,
@@ -123,7 +127,7 @@ def _step(recipe: Recipe, boosted: Showing) -> dict[str, Any]:
         "ceiling_trained_window": top,
         "room": room,
         "needed": need,
-        "smallest_margin": _NORMAL * noise,
+        "smallest_margin": margin,
     }
     numbers = (
         f"in the trained window chance is {chance:.3f} and the ceiling of whole steps {top:.3f}: "
@@ -134,18 +138,29 @@ def _step(recipe: Recipe, boosted: Showing) -> dict[str, Any]:
     return {
         **facts,
         "answers": False,
-        "sentence": f"cannot answer: {numbers}; {_step_remedy(recipe, boosted, need)}",
+        "sentence": f"cannot answer: {numbers}; {_step_remedy(recipe, boosted)}",
     }
 
 
-def _step_remedy(recipe: Recipe, boosted: Showing, need: float) -> str:
+def _margin(recipe: Recipe, noise: float) -> float:
+    """Smallest true margin over norm that passes the norm control in 80% of runs.
+
+    It must reach the bar, and what the best of all rankings reaches by luck in 5% of orders
+    (Bonferroni); the difference of two rankings varies by twice the variance of one.
+    """
+    error = math.sqrt(2) * noise
+    luck = float(stats.norm.isf(ALPHA / _RANKINGS)) * error
+    return max(recipe.thresholds.step_margin, luck) + float(stats.norm.ppf(POWER)) * error
+
+
+def _step_remedy(recipe: Recipe, boosted: Showing) -> str:
     """What would give steps headroom: smaller steps, where they suffice; rollouts in any case."""
     generations, window = recipe.train.generations, recipe.plant.cutoff_step
     rollouts = "score rollouts instead, whose ceiling is 1 (level training)"
     for groups in range(recipe.train.prompts_per_step - 1, 0, -1):
         room = step_ceiling(boosted, groups, generations) - boosted.moment(1)
         noise = step_noise(boosted, groups, generations, window)
-        if room >= max(need, _NORMAL * noise):
+        if room >= max(recipe.thresholds.headroom, _margin(recipe, noise)):
             size = groups * generations
             fitting = max(n for n in range(1, recipe.train.micro_batch + 1) if size % n == 0)
             also = "" if fitting == recipe.train.micro_batch else f" and micro_batch to {fitting}"
@@ -212,9 +227,10 @@ def _rollout(recipe: Recipe, shows: Showing, seeds: int, draws: int) -> dict[str
     )
     if narrow:
         return {**facts, "answers": True, "sentence": f"can answer: {found}; {over}"}
-    groups = math.ceil(one.groups_for_width(limits.rollout_width))
-    repeats = math.ceil(groups / recipe.draw.prompts)
-    remedy = f"raise draw.repeats to {repeats}"
+    groups = one.groups_for_width(limits.rollout_width)
+    prompts = math.ceil(groups / recipe.draw.repeats)
+    # More repeats narrow the interval too, but tell more of the same prompts only.
+    remedy = f"raise draw.prompts to {prompts}"
     return {
         **facts,
         "groups_needed": groups,

@@ -13,12 +13,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import optimize, stats
+from scipy import optimize, special, stats
 
 from behaviortrace.evaluate.power import POWER
 
 _TAIL = 0.975  # of a two-sided 95% interval
-_HIGHEST = 0.9999  # an AUC above this is not looked for
+_GRID = (*np.arange(0.51, 1.0, 0.01).tolist(), 0.9999)  # AUCs looked at; none above the last
 
 
 @dataclass(frozen=True)
@@ -138,6 +138,23 @@ class Pairing:
         counts = self.showing.counts(self.size)
         return self.groups * float(1 - counts[0] - counts[-1])
 
+    @property
+    def freedom(self) -> float:
+        """Expected degrees of freedom of the logit-t interval: groups by their weight, less one.
+
+        A group weighs as many pairs as it has (Kish); few hold most of them where labels are rare.
+        """
+        counts, labelled = self.showing.counts(self.size), np.arange(self.size + 1)
+        held = labelled * (self.size - labelled)
+        one, two = float(counts @ held), float(counts @ held**2)
+        return self.groups * one**2 / two - 1 if two > 0 else math.nan
+
+    def power(self, auc: float) -> float:
+        """Chance that the 95% logit-t interval lies above 0.5, at a true AUC."""
+        error = self.standard_error(auc) / (auc * (1 - auc))  # of the logit
+        critical = stats.t.ppf(_TAIL, self.freedom)
+        return float(stats.nct.sf(critical, self.freedom, special.logit(auc) / error))
+
     def standard_error(self, auc: float) -> float:
         """Of the within-group AUC, for normal scores of equal spread; NaN without pairs.
 
@@ -150,12 +167,27 @@ class Pairing:
         return math.sqrt((auc * (1 - auc) + shared) / self.pairs)
 
     def width(self, auc: float = 0.5) -> float:
-        """Expected width of its 95% interval."""
-        return float(2 * stats.norm.ppf(_TAIL) * self.standard_error(auc))
+        """Expected width of its 95% interval; NaN where there is none."""
+        if not self.freedom > 0:
+            return math.nan
+        reach = stats.t.ppf(_TAIL, self.freedom) * self.standard_error(auc) / (auc * (1 - auc))
+        lo, hi = special.expit(special.logit(auc) + np.array([-reach, reach]))
+        return float(hi - lo)
 
-    def groups_for_width(self, width: float) -> float:
-        """How many groups would bring the interval to a width."""
-        return self.groups * (self.width() / width) ** 2
+    def groups_for_width(self, width: float) -> int:
+        """How many groups would bring the interval to a width, or less."""
+
+        def wide(groups: int) -> bool:
+            return not Pairing(self.showing, groups, self.size).width() <= width
+
+        most = 2
+        while wide(most):
+            most *= 2
+        least = most // 2
+        while most - least > 1:
+            middle = (least + most) // 2
+            least, most = (middle, most) if wide(middle) else (least, middle)
+        return most
 
 
 def both_beaten(auc: float) -> float:
@@ -166,14 +198,14 @@ def both_beaten(auc: float) -> float:
 
 
 def detectable_auc(pairing: Pairing) -> float | None:
-    """Smallest AUC whose 95% interval lies above 0.5 in 80% of draws.
+    """Smallest AUC whose 95% logit-t interval lies above 0.5 in 80% of draws.
 
-    None where fewer than two groups are expected to hold pairs: there is then no interval.
+    None where fewer than two groups are expected to hold pairs, or to weigh as two: there is then
+    no interval, or none that says anything.
     """
-    if pairing.groups_with_pairs < 2:
+    if pairing.groups_with_pairs < 2 or not pairing.freedom > 1:
         return None
-    need = stats.norm.ppf(_TAIL) + stats.norm.ppf(POWER)
-    return _smallest(lambda auc: (auc - 0.5) / pairing.standard_error(auc) - need)
+    return _smallest(lambda auc: pairing.power(auc) - POWER)
 
 
 def detectable_over_runs(
@@ -181,8 +213,9 @@ def detectable_over_runs(
 ) -> float | None:
     """Smallest mean AUC that a study of several runs would detect at 80% power.
 
-    The study's interval is a t interval over the seeds' means. None if there is no such AUC, and
-    with one seed always: nothing then tells how much a rerun would differ.
+    By Student's t over the seeds' means. The interval of the variance components, which decides,
+    detects a little less where seeds hardly differ (`behaviortrace bench intervals`). None if there
+    is no such AUC, and with one seed always: nothing then tells how much a rerun would differ.
 
     Args:
         pairing: of one draw.
@@ -221,8 +254,14 @@ def detectable_mean(bar: float, sd: float, clusters: float) -> float | None:
 
 
 def _smallest(excess: Callable[[float], float]) -> float | None:
-    """Where a rising function of the AUC passes zero, in (0.5, 1)."""
-    if not excess(_HIGHEST) > 0:
-        return None
-    found: float = optimize.brentq(excess, 0.5 + 1e-9, _HIGHEST, xtol=1e-6)
-    return found
+    """Where a function of the AUC first passes zero, in (0.5, 1).
+
+    Near 1 a power on the logit scale falls again, as the error grows faster than the effect.
+    """
+    below = 0.5 + 1e-9
+    for auc in _GRID:
+        if excess(auc) > 0:
+            found: float = optimize.brentq(excess, below, auc, xtol=1e-6)
+            return found
+        below = auc
+    return None

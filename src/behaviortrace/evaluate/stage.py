@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, Literal
 
 import numpy as np
@@ -16,6 +17,7 @@ from behaviortrace.evaluate.levels import (
     trained_window,
 )
 from behaviortrace.evaluate.precision import base_rate, ceiling
+from behaviortrace.evaluate.step_null import step_margin
 from behaviortrace.evaluate.token import token_level
 from behaviortrace.plant.emergence import s_b
 from behaviortrace.recipe import EvaluateSettings
@@ -35,7 +37,8 @@ def evaluate(run: Run) -> dict[str, Any]:
         run: a run with scores; settings come from its recipe, or are the defaults without one.
 
     Returns:
-        The summary. An undefined number is None.
+        The summary: that of :func:`summarise`, and ``step_margin``, of
+        :class:`~behaviortrace.evaluate.step_null.StepMargin`. An undefined number is None.
 
     Raises:
         BehaviorTraceError: the run has no rollouts or no scores.
@@ -62,7 +65,9 @@ def evaluate(run: Run) -> dict[str, Any]:
         tokens = run.table(name)
         summarised = token_level(tokens, settings)
         run.save_table(name.replace("token_rows", "token_level"), summarised)
+    by_luck = step_margin(training, scores, window, seed=settings.seed)
     summary = summarise(rollouts, _probes(run), window)
+    summary["step_margin"] = None if by_luck is None else dataclasses.asdict(by_luck)
     run.save_json("results/summary", summary)
     return summary
 

@@ -46,6 +46,10 @@ class Judged(Interval):
     logit_t: Interval = UNDEFINED
     p: float = float("nan")
 
+    def by(self, interval: str) -> Interval:
+        """The interval of a recipe's ``evaluate.interval``: "logit-t" or "percentile"."""
+        return self if interval == "percentile" else self.logit_t
+
 
 NO_PAIRS = Judged(float("nan"), float("nan"), float("nan"))
 
@@ -94,6 +98,7 @@ def judge(
     seed: int = 0,
     refit_slope: bool = False,
     control: Control = "linear",
+    also: np.ndarray | None = None,
 ) -> AucReport:
     """Judge scores by within-group AUC, with two intervals over groups.
 
@@ -112,6 +117,8 @@ def judge(
             taken once, as the published intervals were. The logit-t interval of a linear control
             always counts the slope's error.
         control: "linear" as in the paper, or "spline" against an effect of fluency that bends.
+        also: shape (n,), finite, a second variable that the linear control regresses out at once,
+            such as the logarithm of the gradient's norm.
 
     Returns:
         The report. Everything is undefined (NaN) where no group holds both labels; intervals are
@@ -120,7 +127,7 @@ def judge(
     Raises:
         BehaviorTraceError: a setting out of range, or too many pairs.
     """
-    _check_settings(delta, resamples, seed, control, refit_slope)
+    _check_settings(delta, resamples, seed, control, refit_slope, also)
     code, n_groups = group_codes(group)
     pairs = within_group_pairs(label, code, n_groups)
     values = {name: np.asarray(score, dtype=np.float64) for name, score in scores.items()}
@@ -132,7 +139,9 @@ def judge(
         near = matched(pairs, fluency, delta)
         warnings += _matched_warnings(near)
         if control == "linear":
-            residuals = {name: residualize(v, fluency, code, pairs) for name, v in values.items()}
+            residuals = {
+                name: residualize(v, fluency, code, pairs, also) for name, v in values.items()
+            }
             residualized = _residualized(residuals, pairs, resamples, seed, refit_slope)
             warnings += _residual_warnings(residuals)
         else:
@@ -159,7 +168,12 @@ def judge(
 
 
 def _check_settings(
-    delta: float, resamples: int, seed: int, control: str, refit_slope: bool
+    delta: float,
+    resamples: int,
+    seed: int,
+    control: str,
+    refit_slope: bool,
+    also: np.ndarray | None,
 ) -> None:
     if resamples < 100:
         raise BehaviorTraceError(
@@ -175,6 +189,8 @@ def _check_settings(
         raise BehaviorTraceError(f"residual is {control!r}; give linear or spline")
     if refit_slope and control != "linear":
         raise BehaviorTraceError("refit_slope is for the linear control; a spline has no slope")
+    if also is not None and (refit_slope or control != "linear"):
+        raise BehaviorTraceError("a second variable is for the linear control without refit_slope")
 
 
 def _groups_with_pairs(pairs: Pairs) -> int:
@@ -280,7 +296,7 @@ def _matched_warnings(near: Pairs) -> list[str]:
 
 
 def _residual_warnings(residuals: Mapping[str, Residual]) -> list[str]:
-    if any(residual.square.sum() == 0 for residual in residuals.values()):
+    if any(residual.constant for residual in residuals.values()):
         return ["fluency varies inside no group: nothing is controlled for"]
     return [
         f"score {name!r} is a linear function of fluency: its residuals all tie"

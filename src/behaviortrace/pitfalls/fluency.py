@@ -11,9 +11,8 @@ import polars as pl
 
 from behaviortrace.checklist import rows
 from behaviortrace.errors import BehaviorTraceError
-from behaviortrace.evaluate.bootstrap import UNDEFINED
 from behaviortrace.evaluate.scores import aligned
-from behaviortrace.evaluate.within_group import judge
+from behaviortrace.evaluate.within_group import NO_PAIRS, judge
 from behaviortrace.pitfalls.demonstration import Demonstration, defined
 from behaviortrace.recipe import EvaluateSettings
 
@@ -109,7 +108,7 @@ def _row(
     for name in SCORES:
         variants = {"raw": report.raw, "residualized": report.residualized or {}}
         for variant, intervals in variants.items():
-            interval = intervals.get(name, UNDEFINED)
+            interval = intervals.get(name, NO_PAIRS).by(settings.interval)
             if name == "fluency" and variant == "residualized":
                 continue
             found |= {

@@ -167,7 +167,7 @@ class _Seen:
         )
         found: dict[str, Any] = {}
         for variant, intervals in (("raw", report.raw), ("residualized", report.residualized)):
-            interval = (intervals or {})["direction"]
+            interval = (intervals or {})["direction"].by(settings.interval)
             for end, value in (("auc", interval.point), ("lo", interval.lo), ("hi", interval.hi)):
                 found[f"{variant}_{end}"] = defined(value)
         return found

@@ -4,27 +4,49 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from behaviortrace.checklist.conclusion import LEVELS, believed
+from behaviortrace.checklist.conclusion import GROUNDS, LEVELS, believed
 from behaviortrace.records import Verdict
+from behaviortrace.sweep.effect import Effect
+
+ROLLOUTS = "the rollout-level ranking"
+"""The level that a sweep judges by the mean over seeds, not by every draw alone."""
+
+Verdicts = Sequence[Sequence[Verdict]]
 
 
-def levels(verdicts: Sequence[Sequence[Verdict]]) -> dict[str, int]:
+def levels(verdicts: Verdicts) -> dict[str, int]:
     """Level -> number of runs in which it may be believed."""
     found = [believed(of_run) for of_run in verdicts]
     return {level: sum(level in run for run in found) for level in LEVELS}
 
 
-def conclusion(verdicts: Sequence[Sequence[Verdict]], wanted: int) -> str:
+def held(verdicts: Verdicts, wanted: int, effect: Effect) -> list[str]:
+    """The levels that may be believed of the sweep.
+
+    Steps and tokens where every run says so; rollouts where the mean over seeds meets the rule, and
+    no run is void or ranks a target's own replies.
+    """
+    found = levels(verdicts)
+    over_seeds = effect.status == "pass" and all(_allowed(of_run) for of_run in verdicts)
+    return [
+        level
+        for level, count in found.items()
+        if count == wanted or (level == ROLLOUTS and over_seeds)
+    ]
+
+
+def conclusion(verdicts: Verdicts, wanted: int, effect: Effect) -> str:
     """One plain sentence of what may be believed, from the checklists of a sweep's finished runs.
 
-    A level is believed where it is in every run that was wanted; before all have finished, none is.
+    Before all runs have finished, nothing is believed.
 
     Args:
         verdicts: the checklist of each finished run.
         wanted: runs the sweep was to have.
+        effect: the rollout level over seeds and draws.
 
     Example:
-        >>> conclusion([], 3)
+        >>> conclusion([], 3, Effect("not run", "no draw"))
         'Nothing can be concluded: none of 3 runs has finished.'
     """
     if not verdicts:
@@ -36,15 +58,34 @@ def conclusion(verdicts: Sequence[Sequence[Verdict]], wanted: int) -> str:
             f"Nothing can be concluded yet: {done} of {wanted} runs finished (believed so far: "
             f"{', '.join(counted)})."
         )
-    held = [level for level, count in levels(verdicts).items() if count == wanted]
-    subject = " and ".join(held) if held else "no ranking"
-    opening = f"{subject[0].upper()}{subject[1:]} may be believed in every run"
-    return f"{opening} (believed: {', '.join(counted)})."
+    believed_of_all = held(verdicts, wanted, effect)
+    subject = " and ".join(believed_of_all) if believed_of_all else "no ranking"
+    opening = f"{subject[0].upper()}{subject[1:]} may be believed of the sweep"
+    return (
+        f"{opening} (believed of single runs: {', '.join(counted)}; over seeds and draws the "
+        f"rollout-level ranking {_decided(verdicts, effect)})."
+    )
 
 
-def tone(verdicts: Sequence[Sequence[Verdict]], wanted: int) -> str:
+def tone(verdicts: Verdicts, wanted: int, effect: Effect) -> str:
     """ "believed", "partly", "refused", or "open" where nothing has finished."""
     if len(verdicts) < wanted:
         return "open"
-    held = [count == wanted for count in levels(verdicts).values()]
-    return "believed" if all(held) else "partly" if any(held) else "refused"
+    number = len(held(verdicts, wanted, effect))
+    return "believed" if number == len(LEVELS) else "partly" if number else "refused"
+
+
+def _allowed(of_run: Sequence[Verdict]) -> bool:
+    """Whether a run may be counted in: not void, and no rollout a reply of its target."""
+    status = {v.name: v.status for v in of_run}
+    return status.get("targets") == "pass" and all(status.get(g) != "fail" for g in GROUNDS)
+
+
+def _decided(verdicts: Verdicts, effect: Effect) -> str:
+    if effect.status == "not run":
+        return f"was not judged: {effect.sentence}"
+    if effect.status == "fail":
+        return f"does not meet the rule: {effect.sentence}"
+    void = sum(not _allowed(of_run) for of_run in verdicts)
+    also = f", but {void} of {len(verdicts)} runs may not be counted" if void else ""
+    return f"meets the rule: {effect.sentence}{also}"

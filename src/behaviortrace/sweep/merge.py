@@ -14,11 +14,13 @@ from behaviortrace.checklist import rows
 from behaviortrace.checklist.collect import gather, own_replicates
 from behaviortrace.checklist.evidence import Evidence, Replicate
 from behaviortrace.pitfalls.stage import load as stored_pitfalls
+from behaviortrace.recipe import Thresholds
 from behaviortrace.records import Verdict
 from behaviortrace.run import FileEntry, Run, atomic
 from behaviortrace.run.jsonable import jsonable
 from behaviortrace.run.shards import encode_table
 from behaviortrace.sweep.controls import control_rows
+from behaviortrace.sweep.effect import Effect, effect
 from behaviortrace.sweep.standing import further_draws
 
 KEYS: dict[str, Any] = {
@@ -78,6 +80,7 @@ class Merged:
         emergence: ``EMERGENCE_SCHEMA``.
         pitfalls: ``PITFALL_SCHEMA``.
         controls: ``CONTROL_SCHEMA``.
+        effect: the verdict on the direction over seeds and draws.
     """
 
     members: Sequence[Member]
@@ -86,6 +89,7 @@ class Merged:
     emergence: pl.DataFrame
     pitfalls: pl.DataFrame
     controls: pl.DataFrame
+    effect: Effect
 
 
 def merge(root: Path, folders: dict[int, str]) -> Merged:
@@ -117,13 +121,16 @@ def merge(root: Path, folders: dict[int, str]) -> Merged:
         evidence = gather(run, verify=False, replicates=replicates)
         members.append(Member(seed, folders[seed], run, evidence, verdicts))
     every = merged_rows(members)
+    controls = control_rows(every)
+    thresholds = members[0].evidence.thresholds if members else Thresholds()
     return Merged(
         members,
         every,
         replicates,
         emergence_rows(members),
         pitfall_rows(members),
-        control_rows(every),
+        controls,
+        effect(replicates, controls, thresholds),
     )
 
 
@@ -167,15 +174,15 @@ def pitfall_rows(members: Sequence[Member]) -> pl.DataFrame:
 
 
 def replicate_rows(replicates: Sequence[Replicate]) -> pl.DataFrame:
-    """One row a replicate: seed, draw, auc, lo, hi, and whether its interval lies above 0.5."""
-    found = [(r.seed, r.draw, r.auc, r.lo, r.hi, r.separates) for r in replicates]
+    """One row a replicate: seed, draw, auc, lo, hi, and on which side of 0.5 its interval lies."""
+    found = [(r.seed, r.draw, r.auc, r.lo, r.hi, r.side) for r in replicates]
     schema = {
         "seed": pl.Int64,
         "draw": pl.String,
         "auc": pl.Float64,
         "lo": pl.Float64,
         "hi": pl.Float64,
-        "separates": pl.Boolean,
+        "side": pl.String,
     }
     return pl.DataFrame(found, schema=schema, orient="row")
 

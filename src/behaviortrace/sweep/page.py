@@ -84,8 +84,8 @@ def page_of(
     return SweepPage(
         title=root.resolve().name,
         summary=recipe.summary,
-        conclusion=conclusion(checklists, wanted),
-        tone=tone(checklists, wanted),
+        conclusion=conclusion(checklists, wanted, merged.effect),
+        tone=tone(checklists, wanted, merged.effect),
         facts=_facts(manifest, merged),
         runs=manifest.runs,
         sections=_sections(merged, summary, recipe.plant.cutoff_step),

@@ -20,10 +20,11 @@ def summarise_replicates(replicates: Sequence[Replicate]) -> dict[str, Any]:
         replicates: the decisive rollout-level result of every draw of every run.
 
     Returns:
-        ``replicates`` and ``separating``, their numbers; ``sign_flips``, a row a seed;
-        ``disagree``, of :func:`one_run_is_not_enough`; and
-        ``components``, those of the checklist's replication line, or None where there are too few
-        to tell seeds from draws, with the reason in ``components_missing`` (else None).
+        ``replicates``, their number; ``separating`` and ``reversed``, how many intervals lie above
+        and below 0.5; ``sign_flips``, a row a seed; ``disagree``, of
+        :func:`one_run_is_not_enough`; and ``components``, those of the checklist's replication
+        line, or None where there are too few to tell seeds from draws, with the reason in
+        ``components_missing`` (else None).
     """
     found, missing = None, None
     try:
@@ -32,7 +33,8 @@ def summarise_replicates(replicates: Sequence[Replicate]) -> dict[str, Any]:
         missing = str(error)
     return {
         "replicates": len(replicates),
-        "separating": sum(replicate.separates for replicate in replicates),
+        "separating": sum(replicate.side == "above" for replicate in replicates),
+        "reversed": sum(replicate.side == "below" for replicate in replicates),
         "sign_flips": flips_of(replicates),
         "disagree": one_run_is_not_enough(replicates),
         "components": found,
@@ -47,6 +49,6 @@ def one_run_is_not_enough(replicates: Sequence[Replicate]) -> bool | None:
         Whether the AUC's side of 0.5, or whether its interval excludes 0.5, differs between the
         replicates; where it does not, None unless they are of several seeds.
     """
-    if len({(r.auc > 0.5, r.lo > 0.5 or r.hi < 0.5) for r in replicates}) > 1:
+    if len({(r.auc > 0.5, r.side) for r in replicates}) > 1:
         return True
     return False if len({r.seed for r in replicates}) > 1 else None

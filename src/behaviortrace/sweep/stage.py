@@ -199,14 +199,14 @@ def _merged(root: Path, book: Book) -> Sweep:
     manifest = _known(book)
     folders = {run.seed: run.folder for run in manifest.runs if run.state == "finished"}
     merged = merge(root, folders)
-    summary = summarise_replicates(merged.replicates)
+    summary = summarise_replicates(merged.replicates) | {"effect": merged.effect.stored()}
     page = None
     if merged.members:
         results = save(root, merged, summary)
         manifest = book.write(manifest.model_copy(update={"results": results}))
         page = write_report(root, manifest, merged, summary)
     verdicts = {member.seed: member.verdicts for member in merged.members}
-    said = conclusion(list(verdicts.values()), len(manifest.runs))
+    said = conclusion(list(verdicts.values()), len(manifest.runs), merged.effect)
     return Sweep(root, manifest, merged.replicates, summary, verdicts, said, page)
 
 

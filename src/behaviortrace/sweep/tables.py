@@ -85,6 +85,7 @@ def replicates(summary: Mapping[str, Any]) -> Table:
         return Table(caption, reason=f"{summary['components_missing']}.")
     names = {
         "mean": "mean over seeds",
+        "student": "mean over seeds, Student's t on their means",
         "fresh": "a further draw of a further seed",
         "between_seeds": "standard deviation between seeds",
         "between_draws": "standard deviation between draws",
@@ -122,11 +123,13 @@ def sign_flips(summary: Mapping[str, Any]) -> Table:
             number(row["draws"], ".0f"),
             number(row["above"], ".0f"),
             number(row["separating"], ".0f"),
+            number(row["reversed"], ".0f"),
             word("yes" if row["flips"] else "no"),
         ]
         for row in summary["sign_flips"]
     ]
-    return Table(caption, ["Seed", "Draws", "Above 0.5", "Interval above 0.5", "Flips"], body)
+    heads = ["Seed", "Draws", "Above 0.5", "Interval above 0.5", "Interval below 0.5", "Flips"]
+    return Table(caption, heads, body)
 
 
 def step_level(members: Sequence[Member]) -> Table:

@@ -1,0 +1,127 @@
+"""How often the best of several step-level rankings beats norm by luck.
+
+The step-level rule takes the best targeted ranking in hindsight. With few steps the best of a dozen
+that know nothing is often far above a control. So the margin is compared with itself under the
+ground truth of other steps: every ranking is kept, and the steps' shares of ground truth change
+places, which breaks any link between them and leaves all else as it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+
+from behaviortrace.evaluate.scores import aligned
+
+ALPHA = 0.05
+"""Share of the permutations that may reach the margin of a ranking that is believed."""
+PERMUTATIONS = 10_000
+_STEP, _NORM = "step", "norm"
+_ROUNDING = 1e-12
+
+
+@dataclass(frozen=True)
+class StepMargin:
+    """The best targeted step-level precision over norm's, and what luck makes of it.
+
+    Attributes:
+        margin: of precision at |GT| in the trained window.
+        p: share of the permutations, this one counted in, with a margin at least as large.
+        rankings: targeted rankings the best is taken of.
+        steps: that change places.
+        permutations: drawn.
+    """
+
+    margin: float
+    p: float
+    rankings: int
+    steps: int
+    permutations: int
+
+
+def step_margin(
+    rollouts: pl.DataFrame,
+    scores: pl.DataFrame,
+    window: Iterable[int],
+    *,
+    source: str = "training",
+    permutations: int = PERMUTATIONS,
+    seed: int = 0,
+) -> StepMargin | None:
+    """The margin of the norm control, with a permutation p-value.
+
+    Exact where all steps hold equally many rollouts and, but for a link with the rankings, could
+    have had one another's ground truth.
+
+    Args:
+        rollouts: ``ROLLOUT_SCHEMA``.
+        scores: ``SCORE_SCHEMA``.
+        window: the trained window's steps.
+        source: whose scores to take.
+        permutations: how many.
+        seed: of the permutations.
+
+    Returns:
+        None without ground truth in the window, a targeted step-level ranking, or norm.
+    """
+    inside = np.isin(rollouts["step"].to_numpy(), np.fromiter(window, dtype=np.int64))
+    truth = rollouts["boosted"].fill_null(False).to_numpy().astype(bool)[inside]
+    every = [s for s in aligned(rollouts, scores, source) if s.embedding == _STEP]
+    targeted = [s.values[inside] for s in every if s.target is not None]
+    norm = [s.values[inside] for s in every if s.target is None and s.estimator == _NORM]
+    if not truth.any() or not targeted or not norm:
+        return None
+    step = np.unique(rollouts["step"].to_numpy()[inside], return_inverse=True)[1]
+    return margin_of([*targeted, norm[0]], truth, step, permutations, seed)
+
+
+def margin_of(
+    rankings: Sequence[np.ndarray],
+    truth: np.ndarray,
+    step: np.ndarray,
+    permutations: int = PERMUTATIONS,
+    seed: int = 0,
+) -> StepMargin:
+    """The margin of the best of the rankings but the last over the last.
+
+    Args:
+        rankings: each shape (n,), one score a step; NaN ranks last.
+        truth: shape (n,), bool, some True.
+        step: shape (n,), codes from 0 on.
+        permutations: how many.
+        seed: of the permutations.
+    """
+    size = np.bincount(step)
+    density = np.bincount(step, weights=truth) / size
+    taken = np.stack([_taken(each, step, int(truth.sum())) for each in rankings])
+    rng = np.random.default_rng(seed)
+    orders = rng.permuted(np.tile(np.arange(len(size)), (permutations, 1)), axis=1)
+    observed = float(_margins(taken, density[None])[0])
+    by_luck = _margins(taken, density[orders])
+    reached = int((by_luck >= observed - _ROUNDING).sum())
+    return StepMargin(
+        margin=observed,
+        p=(1 + reached) / (1 + permutations),
+        rankings=len(rankings) - 1,
+        steps=len(size),
+        permutations=permutations,
+    )
+
+
+def _taken(score: np.ndarray, step: np.ndarray, k: int) -> np.ndarray:
+    """Of the k best rows, those of each step as a share of k; ties shared evenly: (steps,)."""
+    ordered = np.where(np.isnan(score), -np.inf, score)
+    threshold = np.partition(ordered, len(ordered) - k)[len(ordered) - k]
+    above, tied = ordered > threshold, ordered == threshold
+    rows = above + tied * ((k - above.sum()) / tied.sum())
+    return np.bincount(step, weights=rows) / k
+
+
+def _margins(taken: np.ndarray, density: np.ndarray) -> np.ndarray:
+    """Best but the last, minus the last: (m,) of densities (m, steps)."""
+    precision = density @ taken.T
+    margins: np.ndarray = precision[:, :-1].max(axis=1) - precision[:, -1]
+    return margins
