@@ -57,6 +57,25 @@ def test_its_tables_are_made_again_from_its_rows(root: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("root", SWEEPS, ids=lambda root: root.name)
+def test_its_readme_says_what_its_tables_say(root: Path) -> None:
+    """Every decisive interval, and what each control leaves of it over seeds, to the last digit."""
+    text = (root.parent / "README.md").read_text("utf-8")
+    draws = pl.read_parquet(root / "results" / "replicates.parquet")
+    controls = pl.read_parquet(root / "results" / "controls.parquet").drop_nulls("mean")
+    decisive = controls.filter(ranking="direction, minimal pair", variant="residualized")
+    assert decisive.height == 1 and draws.height >= 6
+    shown = controls if root.name == "smollm2" else decisive
+    shown = shown.filter(
+        ~((pl.col("ranking") == "norm") & (pl.col("variant").str.ends_with("norm")))
+    )
+    told = [*draws.select("auc", "lo", "hi").rows(), *shown.select("mean", "lo", "hi").rows()]
+    missing = [
+        said for each in told if (said := "{:.3f} [{:.3f}, {:.3f}]".format(*each)) not in text
+    ]
+    assert not missing
+
+
+@pytest.mark.parametrize("root", SWEEPS, ids=lambda root: root.name)
 def test_nothing_of_the_machine_is_in_it(root: Path) -> None:
     for file in root.rglob("*.json"):
         assert not re.search(r'"/\w', file.read_text("utf-8")), "an absolute path"
