@@ -182,3 +182,19 @@ def test_published_values():
     assert report.residualized is not None
     controlled = [round(report.residualized[name].point, 4) for name in names]
     assert controlled == [0.6293, 0.6077, 0.7370, 0.5]
+
+
+@pytest.mark.parametrize("control", ["linear", "spline"])
+@pytest.mark.parametrize("power", [-1000, -600, 600, 1000])
+def test_the_unit_of_score_and_fluency_does_not_matter(power, control):
+    """Not even where squares overflow or vanish."""
+    generator = np.random.default_rng(2)
+    group = np.repeat(np.arange(20), 6)
+    label, fluency = generator.random(120) < 0.5, generator.normal(size=120)
+    score = fluency + generator.normal(size=120)
+    options = {"resamples": FEW, "control": control, "delta": 0.1}
+    own = judge(label, group, {"s": score}, fluency, **options)
+    for a, b in ((power, 0), (0, power), (power, power), (power, -power)):
+        found = judge(label, group, {"s": np.ldexp(score, a)}, np.ldexp(fluency, b), **options)
+        assert found.residualized == own.residualized
+        assert found.warnings[-1:] == own.warnings[-1:] or b  # matched pairs are in nats

@@ -124,6 +124,8 @@ def test_more_workers_than_cores_or_runs(tmp_path: Path) -> None:
     [
         ({"seeds": []}, "--seeds"),
         ({"seeds": [0, -1]}, "-1"),
+        ({"seeds": [2**32]}, "below 2\\*\\*32"),
+        ({"draws": 10**8}, "--draws is 100000000; give 1 to 1,000"),
         ({"seeds": [1, 2, 1]}, "--seeds has 1 more than once"),
         ({"draws": 0}, "--draws is 0"),
         ({"workers": 0}, "--workers is 0"),
@@ -396,13 +398,17 @@ def checklist_of(**changes: str) -> list[Verdict]:
 
 
 MET = Effect("pass", "its mean over seeds is 0.620 [0.570, 0.670], norm's 0.400")
+FAILED = Effect("fail", "its mean over seeds is 0.620 [0.490, 0.750], norm's 0.400: too wide")
 OPEN = Effect("not run", "2 draws of each of 1 seeds, where 2 of 3 are needed")
 
 
 def test_a_level_is_believed_where_every_run_says_so() -> None:
     good, fluent = checklist_of(), checklist_of(fluency="fail")
-    assert tone([good, good], 2, OPEN) == "believed"
+    assert tone([good, good], 2, MET) == "believed"
     assert tone([good, fluent], 2, OPEN) == tone([fluent, fluent], 2, OPEN) == "partly"
+    assert tone([good, good], 2, OPEN) == "partly"  # seeds decide of rollouts, not single runs
+    for undecided in (OPEN, FAILED):
+        assert ROLLOUTS not in held([good, good], 2, undecided)
     assert tone([], 2, OPEN) == "open" and tone([good, good], 3, OPEN) == "open"
     said = conclusion([good, fluent], 2, OPEN)
     assert "the rollout-level ranking in 1 of 2 runs" in said

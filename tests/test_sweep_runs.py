@@ -311,6 +311,52 @@ def test_a_sweep_is_verified_whole(copied: Path, capsys: pytest.CaptureFixture[s
     assert "is finished by sweep.json and has no manifest.json" in verified(1)
 
 
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    with pytest.raises(SystemExit) as stop:
+        cli.main(list(arguments))
+    error = capsys.readouterr().err
+    assert stop.value.code == 2 and error.count("\n") == 1, error
+    return error
+
+
+def test_a_run_under_another_runs_name_is_not_merged(
+    copied: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One training under two seeds would count as two independent ones."""
+    first, second = (run_of(copied, seed).path for seed in (0, 1))
+    shutil.rmtree(second)
+    shutil.copytree(first, second)
+    assert "is the run of seed 0, not of seed 1" in refused(capsys, "merge", str(copied))
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["verify", str(copied)])
+    assert stop.value.code == 1 and "not of seed 1" in capsys.readouterr().out
+
+
+def test_a_run_is_no_place_for_a_sweep(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = run_of(copied, 0).path
+    before = files(run)
+    for more in ([], ["--plan"]):
+        said = refused(capsys, "sweep", "tiny", "--out", str(run), *OPTIONS, *more)
+        assert "is a run, not a sweep" in said
+    assert files(run) == before
+
+
+def test_a_copy_asked_for_more_stays_what_it_is(
+    copied: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = tmp_path / "copy"
+    with pytest.raises(SystemExit):
+        cli.main(["export", str(copied), "--out", str(copy)])
+    capsys.readouterr()
+    before = {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()}
+    asked = ["sweep", "tiny", "--out", str(copy), "--seeds", "0,1", "--draws", "3", *OPTIONS]
+    for more in ([], ["--plan"]):
+        assert "is a copy without weights" in refused(capsys, *asked, *more)
+    assert all(path.read_bytes() == content for path, content in before.items())
+    run = str(run_of(copy, 0).path)
+    assert "is a copy without weights" in refused(capsys, "pitfall", "slice", run)
+
+
 def test_new_draws_do_not_retrain_and_damage_is_mended(copied: Path, here: None) -> None:
     first = run_of(copied, 0)
     spoilt = sorted((first.path / "draws" / "seed-101" / "rollouts").iterdir())[0]

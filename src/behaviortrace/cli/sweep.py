@@ -99,7 +99,10 @@ def merge(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    """Judge and merge a sweep's finished runs again: tables, figures, pages. Trains nothing."""
+    """Judge and merge a sweep's finished runs again: tables, figures, pages. Trains nothing.
+
+    Exit code 1 where no run is finished.
+    """
     from behaviortrace.sweep.stage import merge_again
 
     found = merge_again(root, evaluate=evaluate)
@@ -107,6 +110,8 @@ def merge(
         view.print_json(_as_json(found))
     else:
         _print(found)
+    if not found.verdicts:
+        raise typer.Exit(1)
 
 
 def export(
@@ -116,7 +121,8 @@ def export(
     """Copy a run or a sweep without weights and sketches: small enough to keep and to publish.
 
     Tables, figures, verdicts and pages can be made again from the copy (evaluate, check, report,
-    merge); drawing, scoring and training cannot go on from it.
+    merge); drawing, scoring and training cannot go on from it. The copy of a sweep is judged and
+    merged anew.
     """
     from behaviortrace.run import Run
     from behaviortrace.sweep.export import export as copy_sweep

@@ -112,6 +112,7 @@ def open_policy(run: Run, step: int, loader: Loader | None = None) -> Policy:
     recipe = need_recipe(run)
     folders = run.checkpoints()
     if step not in folders:
+        run.refuse_copy("load a checkpoint")
         saved = ", ".join(map(str, sorted(folders))) or "none"
         raise BehaviorTraceError(
             f"{run.path} has no complete checkpoint of step {step} (saved: {saved}); finish "

@@ -43,7 +43,8 @@ class Components:
     """A result over seeds and draws; all but the counts are on the scale of the AUC.
 
     Attributes:
-        mean: over seeds, with an interval that holds the variation between seeds and draws.
+        mean: over seeds, each weighed by how well it is known, with an interval that holds the
+            variation between seeds and draws.
         between_seeds: standard deviation of what a training seed adds.
         between_draws: standard deviation of what a draw from one checkpoint adds.
         within_draw: standard error of a single draw, as its interval states it (geometric mean).

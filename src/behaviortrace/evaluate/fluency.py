@@ -31,6 +31,14 @@ def center(values: np.ndarray, code: np.ndarray, n_groups: int) -> np.ndarray:
     return np.where(np.abs(centered) <= 1e-13 * np.abs(values), 0.0, centered)
 
 
+def to_unit(values: np.ndarray) -> np.ndarray:
+    """Values divided by a power of two, so that squares neither overflow nor vanish; exact.
+
+    The largest lies in [0.5, 1). What is judged does not depend on the unit of a score or control.
+    """
+    return np.ldexp(values, -np.frexp(np.abs(values).max(initial=0.0))[1])
+
+
 def slope(cross: np.ndarray | float, square: np.ndarray | float) -> np.ndarray:
     """Least-squares slope from summed products of centred score and fluency, elementwise.
 
@@ -195,7 +203,8 @@ def residualize(
         pairs: the pairs the score is judged on.
         also: shape (n,), finite, a second control, regressed out at once.
     """
-    controls = [fluency] if also is None else [fluency, also]
+    score, fluency = to_unit(score), to_unit(fluency)
+    controls = [fluency] if also is None else [fluency, to_unit(also)]
     centered = [center(each, code, pairs.n_groups) for each in controls]
     own = center(score, code, pairs.n_groups)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from behaviortrace.evaluate.fluency import center
+from behaviortrace.evaluate.fluency import center, to_unit
 
 FOLDS = 5
 KNOTS = (0.05, 0.275, 0.5, 0.725, 0.95)
@@ -54,15 +54,16 @@ def spline_fit(
     Returns:
         Shape (n,); compare it inside a group only, since its level is arbitrary.
     """
-    curve = basis(fluency)
+    curve = basis(to_unit(fluency))
     if not curve.shape[1] or n_groups < 2:
         return np.zeros(len(score))
     centered = np.column_stack([center(column, code, n_groups) for column in curve.T])
-    left = center(score, code, n_groups)
+    unit = np.frexp(np.abs(score).max(initial=0.0))[1]
+    left = center(np.ldexp(score, -unit), code, n_groups)
     fold = np.random.default_rng(seed).permutation(n_groups)[code] % min(FOLDS, n_groups)
     fitted = np.empty(len(score))
     for each in range(min(FOLDS, n_groups)):
         own = fold == each
         weights = np.linalg.lstsq(centered[~own], left[~own], rcond=None)[0]
         fitted[own] = curve[own] @ weights
-    return fitted
+    return np.ldexp(fitted, unit)

@@ -61,7 +61,7 @@ class Recipe(Settings):
     name: str
     summary: str
     takes: str = ""  # size and time, as `behaviortrace recipes` shows them
-    seed: int = Field(default=0, ge=0)
+    seed: int = Field(default=0, ge=0, lt=2**32)
     model: ModelSettings
     behavior: BehaviorSettings = BehaviorSettings()
     plant: PlantSettings

@@ -15,6 +15,7 @@ from behaviortrace.records import ROLLOUT_SCHEMA, Target, conform
 from behaviortrace.run import (
     atomic,
     checkpoints,
+    copies,
     export,
     identity,
     inventory,
@@ -288,6 +289,14 @@ class Run:
         """
         export.export(self._ledger, Path(path))
         return Run.open(path)
+
+    def refuse_copy(self, what: str) -> None:
+        """Refuse what a copy without weights and sketches cannot do; ``what`` names it.
+
+        Raises:
+            BehaviorTraceError: the run is such a copy.
+        """
+        copies.refuse_copy(self._ledger, what)
 
     def verify(self) -> list[str]:
         """Every problem of the run, one line each; empty if it is sound.

@@ -24,14 +24,13 @@ def held(verdicts: Verdicts, wanted: int, effect: Effect) -> list[str]:
     """The levels that may be believed of the sweep.
 
     Steps and tokens where every run says so; rollouts where the mean over seeds meets the rule, and
-    no run is void or ranks a target's own replies.
+    no run is void or ranks a target's own replies. What single runs say of rollouts is not enough.
     """
-    found = levels(verdicts)
     over_seeds = effect.status == "pass" and all(_allowed(of_run) for of_run in verdicts)
     return [
         level
-        for level, count in found.items()
-        if count == wanted or (level == ROLLOUTS and over_seeds)
+        for level, count in levels(verdicts).items()
+        if (over_seeds if level == ROLLOUTS else count == wanted)
     ]
 
 

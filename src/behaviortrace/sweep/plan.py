@@ -17,6 +17,8 @@ from behaviortrace.errors import BehaviorTraceError
 from behaviortrace.recipe import Recipe
 
 EXECUTORS = ("local", "ray")
+_SEEDS = 2**32  # as many as numpy's and transformers' generators take
+_MOST = 1000  # draws, or workers
 _WORDS = {"summary", "takes"}  # text about a recipe; it shapes nothing
 
 
@@ -156,8 +158,8 @@ def make_plan(
         workers: runs at a time, at least one.
 
     Raises:
-        BehaviorTraceError: no seed, one that is negative or given twice, no draw, no worker, an
-            executor that is unknown or not installed.
+        BehaviorTraceError: no seed, one that is out of range or given twice, no draw or worker or
+            too many, an executor that is unknown or not installed.
     """
     if executor not in EXECUTORS:
         raise BehaviorTraceError(f"--executor {executor!r} is not known; use local or ray")
@@ -168,14 +170,15 @@ def make_plan(
         )
     if not seeds:
         raise BehaviorTraceError("--seeds names no seed; give some, such as --seeds 0,1,2")
-    if min(seeds) < 0:
-        raise BehaviorTraceError(f"--seeds has {min(seeds)}; a seed is 0 or more")
+    for seed in seeds:
+        if not 0 <= seed < _SEEDS:
+            raise BehaviorTraceError(f"--seeds has {seed}; a seed is 0 or more and below 2**32")
     repeated = sorted({seed for seed in seeds if list(seeds).count(seed) > 1})
     if repeated:
         raise BehaviorTraceError(f"--seeds has {repeated[0]} more than once; give it once")
     for option, number in (("--draws", draws), ("--workers", workers)):
-        if number < 1:
-            raise BehaviorTraceError(f"{option} is {number}; give 1 or more")
+        if not 1 <= number <= _MOST:
+            raise BehaviorTraceError(f"{option} is {number}; give 1 to {_MOST:,}")
     return Plan(
         root,
         recipe,

@@ -29,7 +29,7 @@ from behaviortrace.sweep.merge import merge, save
 from behaviortrace.sweep.page import write_report
 from behaviortrace.sweep.plan import Job, Plan
 from behaviortrace.sweep.replicates import summarise_replicates
-from behaviortrace.sweep.standing import unfinished
+from behaviortrace.sweep.standing import mistaken, refuse_copies, refuse_run, unfinished
 
 
 @dataclass(frozen=True)
@@ -75,10 +75,11 @@ def sweep(plan: Plan, *, watch: Watch = nothing) -> Sweep:
         watch: called with where every run stands, several times a second.
 
     Raises:
-        BehaviorTraceError: the directory holds a sweep of another recipe, is in use or cannot be
-            written; or the merged results cannot be made. A run that fails does not raise: its
-            entry in the manifest says so.
+        BehaviorTraceError: the directory is a run, holds a sweep of another recipe or copies that
+            lack something, is in use or cannot be written; or the merged results cannot be made. A
+            run that fails does not raise: its entry in the manifest says so.
     """
+    refuse_run(plan.root)
     atomic.make_folder(plan.root / "progress")
     with _alone(plan.root):
         book = Book(plan.root)
@@ -86,6 +87,7 @@ def sweep(plan: Plan, *, watch: Watch = nothing) -> Sweep:
         if known is not None:
             refuse_another(known, plan.recipe, plan.root)
             plan = plan.grown(known.seeds, known.draws)
+            refuse_copies(plan.jobs)
         book.write(begun(plan, known))
         missing = _missing(plan, book)
         if missing:
@@ -104,12 +106,15 @@ def preview(plan: Plan) -> tuple[Plan, list[RunEntry]]:
         lacks as its note.
 
     Raises:
-        BehaviorTraceError: the directory holds a sweep of another recipe.
+        BehaviorTraceError: the directory is a run, or holds a sweep of another recipe or copies
+            that lack something.
     """
+    refuse_run(plan.root)
     known = Book(plan.root).read()
     if known is not None:
         refuse_another(known, plan.recipe, plan.root)
         plan = plan.grown(known.seeds, known.draws)
+        refuse_copies(plan.jobs)
     manifest = begun(plan, known)
     return plan, [_stands(job, manifest.run(job.seed)) for job in plan.jobs]
 
@@ -129,6 +134,8 @@ def merge_again(root: Path, *, evaluate: bool = False) -> Sweep:
         for entry in known.runs:
             if entry.state == "finished":
                 run = Run.open(root / entry.folder)
+                if wrong := mistaken(known, entry, run):
+                    raise BehaviorTraceError(f"{run.path} {wrong}")
                 if problems := run.verify():
                     raise BehaviorTraceError(
                         f"{run.path} is damaged: {problems[0]}; 'behaviortrace verify {run.path}' "

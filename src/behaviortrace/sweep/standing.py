@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from pathlib import Path
+
 from behaviortrace.draws.stage import draw_name
 from behaviortrace.errors import BehaviorTraceError
 from behaviortrace.recipe import Recipe
 from behaviortrace.run import Run
 from behaviortrace.run.manifest import NAME
-from behaviortrace.sweep.plan import Job, address
+from behaviortrace.sweep.manifest import RunEntry, SweepManifest
+from behaviortrace.sweep.plan import Job, address, family
 
 
 def unfinished(job: Job) -> str | None:
@@ -55,6 +59,41 @@ def open_run(job: Job) -> Run | None:
             f"{job.path} holds a run whose recipe is not the one its name stands for; move it away"
         )
     return run
+
+
+def refuse_run(root: Path) -> None:
+    """Refuse to make a sweep of a directory that is a run: its results would be written over.
+
+    Raises:
+        BehaviorTraceError: it holds a run.
+    """
+    if (root / NAME).exists():
+        raise BehaviorTraceError(f"{root} is a run, not a sweep; give --out a directory of its own")
+
+
+def refuse_copies(jobs: Iterable[Job]) -> None:
+    """Refuse to go on with runs that are copies without weights and sketches.
+
+    Raises:
+        BehaviorTraceError: names a copy that lacks something, and what.
+    """
+    for job in jobs:
+        try:
+            run = open_run(job)
+        except BehaviorTraceError:
+            continue  # told as that run's own failure
+        if run is not None and run.manifest.left_out and (lack := unfinished(job)):
+            run.refuse_copy(f"be gone on with ({lack})")
+
+
+def mistaken(manifest: SweepManifest, entry: RunEntry, run: Run) -> str | None:
+    """Why a run is not the one that its sweep lists, such as a folder copied over another's."""
+    recipe = run.recipe
+    if recipe is None or family(recipe) != family(manifest.common_recipe()):
+        return "is a run of another recipe than the sweep's; move it away"
+    if recipe.seed != entry.seed:
+        return f"is the run of seed {recipe.seed}, not of seed {entry.seed}; move it away"
+    return None
 
 
 def draw_size(recipe: Recipe) -> int:

@@ -9,7 +9,8 @@ from behaviortrace.errors import BehaviorTraceError
 from behaviortrace.run import Run
 from behaviortrace.run.inventory import damage
 from behaviortrace.run.manifest import NAME
-from behaviortrace.sweep.manifest import RunEntry, read_sweep
+from behaviortrace.sweep.manifest import RunEntry, SweepManifest, read_sweep
+from behaviortrace.sweep.standing import mistaken
 
 
 def verify(root: Path) -> list[str]:
@@ -32,16 +33,19 @@ def verify(root: Path) -> list[str]:
         if (what := damage(root, entry)) is not None
     ]
     for run in manifest.runs:
-        found += (f"{run.folder}: {problem}" for problem in _run_problems(root, run))
+        found += (f"{run.folder}: {problem}" for problem in _run_problems(root, manifest, run))
     return found
 
 
-def _run_problems(root: Path, entry: RunEntry) -> Iterator[str]:
+def _run_problems(root: Path, manifest: SweepManifest, entry: RunEntry) -> Iterator[str]:
     if not (root / entry.folder / NAME).exists():
         if entry.state == "finished":
             yield f"is finished by sweep.json and has no {NAME}"
         return
     try:
-        yield from Run.open(root / entry.folder).verify()
+        run = Run.open(root / entry.folder)
+        if wrong := mistaken(manifest, entry, run):
+            yield wrong
+        yield from run.verify()
     except BehaviorTraceError as error:
         yield " ".join(str(error).split())
