@@ -197,4 +197,4 @@ def test_the_unit_of_score_and_fluency_does_not_matter(power, control):
     for a, b in ((power, 0), (0, power), (power, power), (power, -power)):
         found = judge(label, group, {"s": np.ldexp(score, a)}, np.ldexp(fluency, b), **options)
         assert found.residualized == own.residualized
-        assert found.warnings[-1:] == own.warnings[-1:] or b  # matched pairs are in nats
+        assert not any("nothing is controlled for" in said for said in found.warnings)

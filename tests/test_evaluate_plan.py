@@ -124,3 +124,19 @@ def test_the_command_prints_levels_and_cost(capsys: pytest.CaptureFixture[str]) 
 def test_a_bad_plan_is_one_line(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert call("plan", *arguments) == 2
     assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.parametrize("rate", [1e-200, 1e-9, 1 - 1e-10])
+def test_a_label_that_is_never_mixed_needs_another_checkpoint(rate: float) -> None:
+    found = planned("smollm2", rate=rate)["rollout"]
+    assert found["groups_needed"] is None and not found["answers"]
+    assert "neither rare nor saturated" in found["sentence"]
+    assert "no interval" in found["sentence"] and "nan" not in found["sentence"]
+    assert "no AUC is told from 0.5" in found["sentence"]
+
+
+def test_fewer_rankings_need_less_of_a_margin() -> None:
+    changes = {"thresholds.step_margin": 0.0}
+    many = planned("smollm2", changes)["step"]["smallest_margin"]
+    few = planned("smollm2", {**changes, "evaluate.estimators": ["gas", "norm"]})["step"]
+    assert 0 < few["smallest_margin"] < many

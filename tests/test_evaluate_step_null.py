@@ -87,9 +87,7 @@ def test_a_run_is_asked_of_its_trained_window() -> None:
 
 @pytest.mark.parametrize("steps", [20, 60])
 def test_the_rule_passes_no_more_often_than_it_may(steps: int) -> None:
-    found = step_verdicts("unrelated", steps, 200)
-    assert found["share"] <= 0.05
-    assert found["margin_alone"] > found["share"] or steps == 60
+    assert step_verdicts("unrelated", steps, 200)["share"] <= 0.05
 
 
 def test_the_margin_alone_is_reached_by_luck_in_a_short_window() -> None:

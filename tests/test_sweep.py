@@ -440,7 +440,7 @@ def norms(mean: float | None) -> pl.DataFrame:
     ("values", "norm", "status", "says"),
     [
         ((0.62, 0.63, 0.60, 0.62, 0.64, 0.61), 0.45, "pass", "norm's 0.450"),
-        ((0.62, 0.63, 0.60, 0.62, 0.64, 0.61), 0.70, "fail", "it is not above norm's"),
+        ((0.62, 0.63, 0.60, 0.62, 0.64, 0.61), 0.70, "fail", "the point is not above norm's"),
         ((0.52, 0.50, 0.49, 0.51, 0.50, 0.52), 0.45, "fail", "the interval is not above 0.5"),
         ((0.70, 0.70, 0.75, 0.76, 0.79, 0.80), 0.45, "fail", "exceeds 0.15 (inconclusive)"),
         ((0.62, 0.63, 0.60, 0.62), 0.45, "not run", "2 draws of each of 2 seeds"),
@@ -454,4 +454,4 @@ def test_the_rule_over_seeds(
     every = [Replicate(i // 2, str(i % 2), v, v - 0.03, v + 0.03) for i, v in enumerate(values)]
     found = effect(every, norms(norm), Thresholds())
     assert found.status == status and says in found.sentence
-    json.dumps(found.stored(), allow_nan=False)
+    json.dumps(dataclasses.asdict(found), allow_nan=False)

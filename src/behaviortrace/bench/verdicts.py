@@ -7,7 +7,7 @@ the rule should pass at most one study in twenty; where something does, most of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -195,20 +195,20 @@ def bench_verdicts(
         :func:`~behaviortrace.bench.steps.bench_steps`.
     """
     every = list(conditions)
+    total = len(every) + 1  # and the step level
+    report = progress or _silent
+    found = []
+    for number, condition in enumerate(every):
+        report("verdicts", number, total)
+        found.append(verdicts(condition, studies, seed=seed))
+    report("verdicts", len(every), total)
+    steps = bench_steps(studies, seed=seed)
+    report("verdicts", total, total)
+    return {"oracle_auc": true_auc(seed=seed), "conditions": found, "steps": steps}
 
-    def found() -> Iterator[dict[str, Any]]:
-        for number, condition in enumerate(every):
-            if progress is not None:
-                progress("verdicts", number, len(every))
-            yield verdicts(condition, studies, seed=seed)
-        if progress is not None:
-            progress("verdicts", len(every), len(every))
 
-    return {
-        "oracle_auc": true_auc(seed=seed),
-        "conditions": list(found()),
-        "steps": bench_steps(studies, seed=seed),
-    }
+def _silent(stage: str, done: int, total: int) -> None:
+    """The progress that shows nothing."""
 
 
 def _scores(draw: Simulated, condition: Condition) -> tuple[np.ndarray, np.ndarray]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from behaviortrace.checklist import rows
@@ -44,8 +45,8 @@ def fluency(evidence: Evidence) -> Finding:
         facts[source] = found
         if reason:
             undefined.append(f"in {source} {reason}")
-        elif shortfalls := _shortfalls(found, evidence.thresholds):
-            failed.append(f"in {source} {' and '.join(shortfalls)}")
+        elif short := shortfalls(found, evidence.thresholds):
+            failed.append(f"in {source} {' and '.join(short)}")
     all_found = {"sources": facts}
     if undefined and not failed:
         return Finding("not run", "; ".join(undefined), all_found, limits)
@@ -96,8 +97,13 @@ def _source(evidence: Evidence, source: str) -> tuple[dict[str, Any], str | None
     return found, None
 
 
-def _shortfalls(found: dict[str, Any], thresholds: Thresholds) -> list[str]:
-    """What the pre-registered rule finds wanting."""
+def shortfalls(found: Mapping[str, Any], thresholds: Thresholds) -> list[str]:
+    """What the pre-registered rollout-level rule (Section 3.5) finds wanting.
+
+    Args:
+        found: numbers ``auc``, ``lo`` and ``hi`` of the direction, and ``norm``, norm's AUC.
+        thresholds: the recipe's.
+    """
     short = []
     if found["lo"] <= 0.5:
         short.append("the interval is not above 0.5")

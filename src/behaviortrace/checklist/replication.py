@@ -17,6 +17,12 @@ from behaviortrace.evaluate.components import (
     sign_flips,
     standard_error,
 )
+from behaviortrace.recipe import Thresholds
+
+
+def needed(thresholds: Thresholds) -> tuple[int, int]:
+    """Seeds, and draws of each: the recipe's, and two at least, to tell seeds from draws."""
+    return max(thresholds.seeds, 2), max(thresholds.draws, 2)
 
 
 def remedy(seeds: int, draws: int) -> str:
@@ -36,8 +42,8 @@ def replication(evidence: Evidence) -> Finding:
     and between draws; a single draw's interval holds neither. Fail where some draw's interval lies
     on a side of 0.5 where the mean's does not, above or below, for then the verdict flips.
     """
-    seeds_needed, draws_needed = evidence.thresholds.seeds, evidence.thresholds.draws
-    limits = {"seeds": seeds_needed, "draws": draws_needed}
+    seeds_needed, draws_needed = needed(evidence.thresholds)
+    limits = {"seeds": evidence.thresholds.seeds, "draws": evidence.thresholds.draws}
     every = evidence.replicates
     draws: dict[int, set[str]] = defaultdict(set)
     for replicate in every:
@@ -54,10 +60,10 @@ def replication(evidence: Evidence) -> Finding:
         "reversed": sides["below"] if total else None,
         "sign_flips": flips_of(every),
     }
-    how = remedy(max(seeds_needed, 2), max(draws_needed, 2))
+    how = remedy(seeds_needed, draws_needed)
     if not total:
         return not_run(f"no draw has a rollout-level result; {how}", **limits)
-    if len(draws) < max(seeds_needed, 2) or fewest < max(draws_needed, 2):
+    if len(draws) < seeds_needed or fewest < draws_needed:
         split = f"; {_sides(sides, total)}, so they disagree" if len(sides) > 1 else ""
         return Finding(
             "not run",

@@ -110,8 +110,8 @@ def components(
     member = (code == np.arange(len(names))[:, None]).astype(np.float64)
     variance = np.maximum(variance, _LEAST)
     freedom = len(auc) - len(names), len(names) - 1
-    inner = _inner(auc, variance, member, np.array([float(freedom[0])]))
-    point = _outer(inner, np.array([float(freedom[1])]))
+    of_point, across = (np.array([float(each)]) for each in freedom)
+    point = _outer(_inner(auc, variance, member, of_point), across)
     (chi_draws, of_draws), (chi_seeds, of_seeds) = (_chi_squared(each, nodes) for each in freedom)
     inner = _inner(auc, variance, member, chi_draws)
     every = _outer(inner.repeated(nodes), np.tile(chi_seeds, nodes))

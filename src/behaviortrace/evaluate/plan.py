@@ -7,6 +7,7 @@ from typing import Any
 
 from scipy import stats
 
+from behaviortrace import estimators
 from behaviortrace.errors import BehaviorTraceError
 from behaviortrace.evaluate.planned_power import (
     POWER,
@@ -24,7 +25,6 @@ from behaviortrace.evaluate.step_null import ALPHA
 from behaviortrace.recipe import Recipe, expected_cost
 
 _TOKEN_LIMIT = 160  # responses that the token level compares at most
-_RANKINGS = 11  # targeted step-level rankings that the built-in estimators and targets make
 
 
 def plan(
@@ -149,8 +149,15 @@ def _margin(recipe: Recipe, noise: float) -> float:
     (Bonferroni); the difference of two rankings varies by twice the variance of one.
     """
     error = math.sqrt(2) * noise
-    luck = float(stats.norm.isf(ALPHA / _RANKINGS)) * error
+    luck = float(stats.norm.isf(ALPHA / _rankings(recipe))) * error
     return max(recipe.thresholds.step_margin, luck) + float(stats.norm.ppf(POWER)) * error
+
+
+def _rankings(recipe: Recipe) -> int:
+    """Targeted step-level rankings at most: every estimator that takes a target, with each."""
+    chosen = recipe.evaluate.estimators or estimators.names()
+    targeted = sum(not estimators.get(name).target_free for name in chosen)
+    return max(1, targeted * len(recipe.targets.names))
 
 
 def _step_remedy(recipe: Recipe, boosted: Showing) -> str:
@@ -214,12 +221,11 @@ def _rollout(recipe: Recipe, shows: Showing, seeds: int, draws: int) -> dict[str
     }
     narrow = one.width() <= limits.rollout_width
     found = (
-        f"a draw has about {one.pairs:,.0f} pairs in {one.groups} groups: an interval "
-        f"{one.width():.3f} wide where {limits.rollout_width:g} is allowed, and an AUC from "
-        f"{_shown(paired['smallest_auc'])} on is told from 0.5"
+        f"a draw has about {one.pairs:,.0f} pairs in {one.groups} groups: {_wide(one)} where "
+        f"{limits.rollout_width:g} is allowed, and {_told(paired['smallest_auc'])}"
     )
     over = (
-        f"over {seeds} seeds with {draws} draws each, a mean AUC from {_shown(study)} on"
+        f"over {seeds} seeds with {draws} draws each, a mean AUC from {study:.3f} on"
         if study is not None
         else f"over {seeds} seeds no mean AUC is told from 0.5; sweep more seeds"
         if seeds > 1
@@ -228,15 +234,26 @@ def _rollout(recipe: Recipe, shows: Showing, seeds: int, draws: int) -> dict[str
     if narrow:
         return {**facts, "answers": True, "sentence": f"can answer: {found}; {over}"}
     groups = one.groups_for_width(limits.rollout_width)
-    prompts = math.ceil(groups / recipe.draw.repeats)
-    # More repeats narrow the interval too, but tell more of the same prompts only.
-    remedy = f"raise draw.prompts to {prompts}"
+    if groups is None:
+        remedy = "draw from a checkpoint where the behaviour is neither rare nor saturated"
+    else:
+        # More repeats narrow the interval too, but tell more of the same prompts only.
+        remedy = f"raise draw.prompts to {math.ceil(groups / recipe.draw.repeats)}"
     return {
         **facts,
         "groups_needed": groups,
         "answers": False,
         "sentence": f"cannot answer: {found}; {remedy}; {over}",
     }
+
+
+def _wide(one: Pairing) -> str:
+    width = one.width()
+    return f"an interval {width:.3f} wide" if math.isfinite(width) else "no interval"
+
+
+def _told(smallest: float | None) -> str:
+    return f"{'no AUC' if smallest is None else f'an AUC from {smallest:.3f} on'} is told from 0.5"
 
 
 def _draw_pairing(recipe: Recipe, shows: Showing) -> Pairing:
@@ -275,10 +292,6 @@ def _token(recipe: Recipe, shows: Showing) -> dict[str, Any]:
         f"a mean in-context cosine from {smallest:.3f} on clears the bar of {bar:g}"
     )
     return {**facts, "answers": True, "sentence": sentence}
-
-
-def _shown(value: float | None) -> str:
-    return "none" if value is None else f"{value:.3f}"
 
 
 def _defined(value: float) -> float | None:

@@ -18,6 +18,7 @@ from scipy import optimize, special, stats
 from behaviortrace.evaluate.power import POWER
 
 _TAIL = 0.975  # of a two-sided 95% interval
+_MOST_GROUPS = 100_000  # of a draw; labels that need more are as good as never mixed
 _GRID = (*np.arange(0.51, 1.0, 0.01).tolist(), 0.9999)  # AUCs looked at; none above the last
 
 
@@ -174,8 +175,8 @@ class Pairing:
         lo, hi = special.expit(special.logit(auc) + np.array([-reach, reach]))
         return float(hi - lo)
 
-    def groups_for_width(self, width: float) -> int:
-        """How many groups would bring the interval to a width, or less."""
+    def groups_for_width(self, width: float) -> int | None:
+        """How many groups would bring the interval to a width, or less; None for too many."""
 
         def wide(groups: int) -> bool:
             return not Pairing(self.showing, groups, self.size).width() <= width
@@ -183,6 +184,8 @@ class Pairing:
         most = 2
         while wide(most):
             most *= 2
+            if most > _MOST_GROUPS:
+                return None
         least = most // 2
         while most - least > 1:
             middle = (least + most) // 2

@@ -14,12 +14,13 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
+from behaviortrace.evaluate.levels import STEP
 from behaviortrace.evaluate.scores import aligned
 
 ALPHA = 0.05
 """Share of the permutations that may reach the margin of a ranking that is believed."""
 PERMUTATIONS = 10_000
-_STEP, _NORM = "step", "norm"
+_NORM = "norm"
 _ROUNDING = 1e-12
 
 
@@ -69,7 +70,7 @@ def step_margin(
     """
     inside = np.isin(rollouts["step"].to_numpy(), np.fromiter(window, dtype=np.int64))
     truth = rollouts["boosted"].fill_null(False).to_numpy().astype(bool)[inside]
-    every = [s for s in aligned(rollouts, scores, source) if s.embedding == _STEP]
+    every = [s for s in aligned(rollouts, scores, source) if s.embedding == STEP]
     targeted = [s.values[inside] for s in every if s.target is not None]
     norm = [s.values[inside] for s in every if s.target is None and s.estimator == _NORM]
     if not truth.any() or not targeted or not norm:

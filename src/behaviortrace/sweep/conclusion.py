@@ -1,4 +1,4 @@
-"""The sweep in one plain sentence: what may be believed over all its runs."""
+"""The sweep in a few plain sentences: what may be believed over all its runs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def held(verdicts: Verdicts, wanted: int, effect: Effect) -> list[str]:
 
 
 def conclusion(verdicts: Verdicts, wanted: int, effect: Effect) -> str:
-    """One plain sentence of what may be believed, from the checklists of a sweep's finished runs.
+    """What may be believed, in plain sentences, from the checklists of a sweep's finished runs.
 
     Before all runs have finished, nothing is believed.
 
@@ -61,8 +61,8 @@ def conclusion(verdicts: Verdicts, wanted: int, effect: Effect) -> str:
     subject = " and ".join(believed_of_all) if believed_of_all else "no ranking"
     opening = f"{subject[0].upper()}{subject[1:]} may be believed of the sweep"
     return (
-        f"{opening} (believed of single runs: {', '.join(counted)}; over seeds and draws the "
-        f"rollout-level ranking {_decided(verdicts, effect)})."
+        f"{opening}. Over seeds and draws {ROLLOUTS} {_decided(verdicts, effect)}. Believed of "
+        f"single runs: {', '.join(counted)}."
     )
 
 

@@ -9,15 +9,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import polars as pl
 
 from behaviortrace.checklist import rows
 from behaviortrace.checklist.evidence import Replicate
-from behaviortrace.checklist.fluency import SLACK
-from behaviortrace.checklist.replication import components_of
+from behaviortrace.checklist.fluency import shortfalls
+from behaviortrace.checklist.replication import components_of, needed
 from behaviortrace.recipe import Thresholds
 from behaviortrace.records import Status
 
@@ -43,10 +42,6 @@ class Effect:
     hi: float | None = None
     norm: float | None = None
 
-    def stored(self) -> dict[str, Any]:
-        """As it goes into the sweep's results."""
-        return asdict(self)
-
 
 def effect(
     replicates: Sequence[Replicate], controls: pl.DataFrame, thresholds: Thresholds
@@ -62,7 +57,7 @@ def effect(
         thresholds: the recipe's.
     """
     draws = Counter(replicate.seed for replicate in replicates)
-    seeds, fewest = max(thresholds.seeds, 2), max(thresholds.draws, 2)
+    seeds, fewest = needed(thresholds)
     if len(draws) < seeds or min(draws.values()) < fewest:
         held = f"{min(draws.values(), default=0)} draws of each of {len(draws)} seeds"
         return Effect("not run", f"{held}, where {fewest} of {seeds} are needed")
@@ -74,16 +69,9 @@ def effect(
     numbers = (found.point, found.lo, found.hi, norm)
     if norm is None:
         return Effect("not run", said, *numbers)
-    short = []
-    if found.lo <= 0.5:
-        short.append("the interval is not above 0.5")
-    if found.hi - found.lo > thresholds.rollout_width + SLACK:
-        short.append(
-            f"its width {found.hi - found.lo:.3f} exceeds {thresholds.rollout_width:g} "
-            "(inconclusive)"
-        )
-    if found.point <= norm:
-        short.append("it is not above norm's")
+    short = shortfalls(
+        {"auc": found.point, "lo": found.lo, "hi": found.hi, "norm": norm}, thresholds
+    )
     if short:
         return Effect("fail", f"{said}: {' and '.join(short)}", *numbers)
     return Effect("pass", said, *numbers)

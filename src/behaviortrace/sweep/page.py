@@ -27,7 +27,7 @@ class SweepPage:
     Attributes:
         title: name of the sweep's directory.
         summary: the recipe's one line.
-        conclusion: what may be believed, in one sentence.
+        conclusion: what may be believed, in plain sentences.
         tone: how the page is coloured.
         facts: what was swept.
         runs: every run with its state; finished ones are linked.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,7 @@ class Sweep:
         replicates: the decisive result of every draw of every finished run.
         summary: what they say together.
         verdicts: seed -> checklist of each finished run.
-        conclusion: what may be believed, in one sentence.
+        conclusion: what may be believed, in plain sentences.
         report: the page; None where no run has finished.
     """
 
@@ -206,7 +206,7 @@ def _merged(root: Path, book: Book) -> Sweep:
     manifest = _known(book)
     folders = {run.seed: run.folder for run in manifest.runs if run.state == "finished"}
     merged = merge(root, folders)
-    summary = summarise_replicates(merged.replicates) | {"effect": merged.effect.stored()}
+    summary = summarise_replicates(merged.replicates) | {"effect": asdict(merged.effect)}
     page = None
     if merged.members:
         results = save(root, merged, summary)
