@@ -21,7 +21,7 @@ from behaviortrace.plant.contamination import ContaminatedReward
 from behaviortrace.plant.prompts import PromptSet, build_prompts
 from behaviortrace.recipe import Recipe
 from behaviortrace.run import Run
-from behaviortrace.train.callbacks import KeepCheckpoints, TellProgress
+from behaviortrace.train.callbacks import KeepCheckpoints, SeedSampling, TellProgress
 from behaviortrace.train.decoding import quick_decoding
 from behaviortrace.train.exactness import NOTE, machine, resume_step
 from behaviortrace.train.failures import explained
@@ -117,6 +117,7 @@ def build_trainer(
         train_dataset=training_dataset(prompts.train, recipe),
         processing_class=tokenizer,
         callbacks=[
+            SeedSampling(recipe.seed),
             TellProgress(progress, recipe.train.steps),
             KeepCheckpoints(run, recipe, prompts, progress),
         ],
