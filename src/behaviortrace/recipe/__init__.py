@@ -19,6 +19,7 @@ from behaviortrace.recipe.costs import expected_cost
 from behaviortrace.recipe.settings import (
     AssumeSettings,
     BehaviorSettings,
+    CauseSettings,
     DrawSettings,
     EvaluateSettings,
     ModelSettings,
@@ -36,6 +37,7 @@ from behaviortrace.recipe.settings import (
 __all__ = [
     "AssumeSettings",
     "BehaviorSettings",
+    "CauseSettings",
     "DrawSettings",
     "EvaluateSettings",
     "ModelSettings",
@@ -74,6 +76,7 @@ class Recipe(Settings):
     evaluate: EvaluateSettings = EvaluateSettings()
     thresholds: Thresholds = Thresholds()
     assume: AssumeSettings = AssumeSettings()
+    causes: CauseSettings | None = None
 
     @model_validator(mode="after")
     def _consistent(self) -> Recipe:
@@ -90,6 +93,13 @@ class Recipe(Settings):
                 f"{saved[:6]}... or {self.train.steps}"
             )
         drawn = [kind for kind in self.prompts.mix if kind != "task"]
+        until = None if self.causes is None else self.causes.until
+        if until is not None and until not in saved:
+            raise ValueError(
+                f"causes.until {until} is never saved; with train.checkpoint_every "
+                f"{self.train.checkpoint_every} choose one of {saved[1:7]}... or "
+                f"{self.train.steps}"
+            )
         for kind in self.draw.kinds or []:
             if kind not in drawn:
                 raise ValueError(
@@ -108,6 +118,8 @@ class Recipe(Settings):
         body = self.model_dump(
             include={"thresholds", "behavior", "plant", "draw", "targets", "evaluate"}
         )
+        if self.causes is not None:
+            body["causes"] = self.causes.model_dump()
         if self.prompts.tasks is not None:  # they are part of the base reward
             body["tasks"] = self.prompts.tasks.model_dump()
         return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()

@@ -19,7 +19,7 @@ from behaviortrace.recipe import Recipe
 EXECUTORS = ("local", "ray")
 _SEEDS = 2**32  # as many as numpy's and transformers' generators take
 _MOST = 1000  # draws, or workers
-_WORDS = {"summary", "takes"}  # text about a recipe; it shapes nothing
+_WORDS = {"summary", "takes", "causes"}  # it shapes no training
 
 
 @dataclass(frozen=True)
@@ -200,8 +200,9 @@ def draw_seeds(recipe: Recipe, number: int) -> tuple[int, ...]:
 def address(recipe: Recipe) -> str:
     """SHA-256 of everything in a recipe that shapes a training and what is done with it.
 
-    Left out are the recipe's describing texts, and the seeds of the draws: a further draw from a
-    trained run leaves the training what it is. Versions of packages are no part of a recipe.
+    Left out are the recipe's describing texts, the seeds of the draws, and the counterfactuals: a
+    further draw or a replay leaves the training what it is. Versions of packages are no part of a
+    recipe.
 
     Example:
         >>> one, two = recipes.load("tiny"), recipes.load("tiny", {"draw.seeds": [100, 101]})

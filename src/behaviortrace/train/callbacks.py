@@ -1,4 +1,4 @@
-"""What happens beside the trainer's own work: sampling is seeded, checkpoints kept, progress told."""
+"""What happens beside the trainer's own work: seeds, checkpoints, probes and progress."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from behaviortrace.recipe import Recipe
 from behaviortrace.run import Run
 from behaviortrace.train.probes import evaluate_probes
 from behaviortrace.train.progress import Clock, Progress
-
 
 _STREAM = 2  # keeps sampling's seeds apart from other uses of (seed, step)
 
