@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +23,12 @@ from behaviortrace import recipe as recipes
 from behaviortrace.run import Run
 from behaviortrace.sweep import Job, Plan, Sweep, make_plan, sweep
 from behaviortrace.sweep.executors import LocalExecutor, Standing
+from behaviortrace.sweep.locks import held, run_lock
 from behaviortrace.sweep.manifest import Book
 from behaviortrace.sweep.plan import cores
+from behaviortrace.sweep.stage import merge_again
 from behaviortrace.sweep.standing import unfinished
+from behaviortrace.sweep.verify import verify
 from behaviortrace.sweep.worker import guarded
 from tests.test_pipeline import files
 
@@ -385,6 +388,12 @@ def test_killed_sweep_and_killed_worker_give_the_same_run(
 ) -> None:
     plan = planned(tmp_path / "killed", (0,))
     kill_sweep(plan)
+    assert run_states(plan.root) == {0: "running"}  # nobody was left to say otherwise
+    found = verify(plan.root)
+    assert found.states == {"interrupted": 1} and not found.damaged
+    assert found.incomplete == [f"runs/{plan.jobs[0].name}: interrupted: status 'training'"]
+    assert not merge_again(plan.root).verdicts
+    assert run_states(plan.root) == {0: "waiting"}
     kill = KillOnce(plan, seed=0, steps=3)
     found = sweep(plan, watch=kill)
     assert kill.killed and kill.attempts == 2
@@ -399,23 +408,61 @@ def test_killed_sweep_and_killed_worker_give_the_same_run(
     assert not [p for p in (plan.root / "progress").iterdir() if p.suffix != ".lock"]
 
 
-def kill_sweep(plan: Plan) -> None:
-    """Start the sweep as a process, kill it in training, and wait for its worker to notice."""
+def test_a_sweep_stopped_by_sigterm_says_so_and_ends_its_workers(tmp_path: Path) -> None:
+    plan = planned(tmp_path / "stopped", (0, 1))
+
+    def at_work() -> None:
+        found = verify(plan.root)
+        assert found.states == {"at work": 1, "not started": 1} and not found.damaged
+
+    code, said = kill_sweep(plan, signal.SIGTERM, at_work)
+    assert code == 143
+    line = " ".join(said.split("behaviortrace: ")[-1].split())
+    assert line == "stopped by SIGTERM; the same command goes on where it stopped"
+    assert "Traceback" not in said
+    assert run_states(plan.root) == {0: "waiting", 1: "waiting"}
+    assert run_of(plan.root, 0).manifest.status == "training"
+    manifest = Book(plan.root).read()
+    assert manifest is not None and manifest.run(0).note == "interrupted"
+    assert verify(plan.root).states == {"interrupted": 1, "not started": 1}
+
+
+def run_states(root: Path) -> dict[int, str]:
+    """What ``sweep.json`` says of every run."""
+    manifest = Book(root).read()
+    assert manifest is not None
+    return {run.seed: run.state for run in manifest.runs}
+
+
+def kill_sweep(
+    plan: Plan,
+    number: signal.Signals = signal.SIGKILL,
+    before: Callable[[], None] = lambda: None,
+) -> tuple[int, str]:
+    """Start the sweep as a process, stop it in training, and wait for its worker to end.
+
+    Returns:
+        Its exit code, and what it said on stderr.
+    """
     command = [sys.executable, "-m", "behaviortrace", "sweep", "tiny", "--out", str(plan.root)]
     command += ["--seeds", ",".join(map(str, plan.seeds)), *OPTIONS]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    process = subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
     os.sched_setaffinity(process.pid, sorted(os.sched_getaffinity(0))[: plan.cores])
     began, job = time.monotonic(), plan.jobs[0]
     while not list((job.path / "rollouts").glob("*.parquet")):
         assert process.poll() is None and time.monotonic() - began < 120
         time.sleep(0.02)
     worker = json.loads(job.aside("progress").read_text())["pid"]
-    process.kill()
-    process.communicate()
+    before()
+    process.send_signal(number)
+    said = process.communicate(timeout=60)[1]
     began = time.monotonic()
-    while not _ended(worker):
+    while not _ended(worker) or held(run_lock(plan.root, job.name)):
         assert time.monotonic() - began < 20, "a worker outlived its sweep"
         time.sleep(0.05)
+    return process.returncode, said
 
 
 def _ended(pid: int) -> bool:

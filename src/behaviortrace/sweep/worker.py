@@ -12,15 +12,13 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
-
 from behaviortrace.errors import BehaviorTraceError
 from behaviortrace.run import Run
+from behaviortrace.sweep.locks import alone, run_lock
 from behaviortrace.sweep.plan import Job
 from behaviortrace.sweep.standing import further_draws, open_run
 
@@ -66,7 +64,8 @@ def work(job: Job) -> None:
 
     keep_freed_memory()
     torch.set_num_threads(job.threads)
-    with _alone(job):
+    busy = f"another process is at work in {job.path}; wait for it, then try again"
+    with alone(run_lock(job.root, job.name), busy, _LOCK_SECONDS):  # two would spoil the run
         run = open_run(job)
         known = run is not None
         run = run or Run.create(job.path, recipe=job.recipe)
@@ -125,22 +124,6 @@ def guarded(text: str) -> None:
         what = " ".join(str(error).split())
         outcome = {"ended": "broken", "reason": f"{type(error).__name__}: {what}"}
     _put(job.aside("outcome"), outcome)
-
-
-@contextmanager
-def _alone(job: Job) -> Iterator[None]:
-    """Hold the run's lock: two processes at one run directory would spoil it."""
-    lock = FileLock(job.aside("lock"))
-    try:
-        lock.acquire(timeout=_LOCK_SECONDS)
-    except Timeout as error:
-        raise BehaviorTraceError(
-            f"another process is at work in {job.path}; wait for it, then try again"
-        ) from error
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 def _damaged_draws(run: Run) -> list[str]:
