@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
+import graphlib
 import importlib.util
+import inspect
 import io
 import json
 import os
@@ -27,17 +30,41 @@ from behaviortrace.sweep import Job, Plan, address, make_plan, tables
 from behaviortrace.sweep.conclusion import ROLLOUTS, conclusion, held, tone
 from behaviortrace.sweep.controls import CONTROL_SCHEMA, control_rows
 from behaviortrace.sweep.effect import Effect, effect
-from behaviortrace.sweep.executors import LocalExecutor, Standing, environment, execute
+from behaviortrace.sweep.executors import LocalExecutor, Standing, execute
 from behaviortrace.sweep.manifest import Book, begun, refuse_another
 from behaviortrace.sweep.merge import KEYS, PITFALL_SCHEMA
 from behaviortrace.sweep.plan import cores, draw_seeds
 from behaviortrace.sweep.replicates import summarise_replicates
+from behaviortrace.sweep.threads import environment
 
 TINY = recipes.load("tiny")
 
 
 def plan(tmp_path: Path, seeds: Sequence[int] = (0, 1, 2), draws: int = 2, **more: Any) -> Plan:
     return make_plan(tmp_path / "sweep", TINY, seeds, draws, **more)
+
+
+# --- how the package is built ------------------------------------------------------------------
+
+
+def imported(module: Path) -> set[str]:
+    """Modules of the same package that a module imports, anywhere in it but for annotations."""
+    found = set()
+    for node in ast.walk(ast.parse(module.read_text("utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            package, _, name = node.module.rpartition(".")
+            if package == "behaviortrace.sweep":
+                found.add(name)
+            elif node.module == "behaviortrace.sweep":
+                found |= {alias.name for alias in node.names}
+    return found
+
+
+def test_no_modules_of_a_sweep_import_each_other_in_a_circle() -> None:
+    modules = Path(inspect.getfile(make_plan)).parent.glob("[!_]*.py")
+    graph = {module.stem: imported(module) for module in modules}
+    assert "plan" in graph["executors"] and "threads" in graph["on_ray"]
+    list(graphlib.TopologicalSorter(graph).static_order())  # a CycleError names the circle
 
 
 # --- what a run is called ---------------------------------------------------------------------

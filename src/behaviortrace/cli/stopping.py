@@ -42,7 +42,7 @@ def told_how_to_go_on(remedy: Callable[[], str]) -> Iterator[None]:
 
 @contextmanager
 def _terminable() -> Iterator[None]:
-    """Have SIGTERM raise :class:`Terminated`; in a thread, which takes no signals, change nothing."""
+    """Have SIGTERM raise :class:`Terminated`; in a thread, which takes no signal, do nothing."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         raise Terminated

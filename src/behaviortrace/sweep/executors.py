@@ -20,7 +20,7 @@ from behaviortrace.sweep.threads import environment
 ATTEMPTS = 3
 """Processes a run gets before it counts as failed."""
 
-_LOOK_SECONDS = 0.2  # between two looks at the processes
+_LOOK_SECONDS = 0.1  # between two looks at the processes
 _STOP_SECONDS = 5.0  # that a process gets to end when asked to
 
 

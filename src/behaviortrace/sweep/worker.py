@@ -23,6 +23,7 @@ from behaviortrace.sweep.plan import Job
 from behaviortrace.sweep.standing import further_draws, open_run
 
 _TELL_SECONDS = 0.25  # least time between two reports of progress
+_PARENT_SECONDS = 0.1  # between two looks at whether the sweep is still there
 _LOCK_SECONDS = 60.0  # how long a process of an earlier sweep may take to notice its parent's end
 
 
@@ -147,7 +148,7 @@ def _follow(parent: int) -> None:
 
     def watch() -> None:
         while os.getppid() == parent:
-            time.sleep(0.5)
+            time.sleep(_PARENT_SECONDS)
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
