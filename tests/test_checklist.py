@@ -377,6 +377,18 @@ def test_a_behaviour_taught_and_kept_passes() -> None:
     assert found.sentence.startswith("Taught and kept: at the last checkpoint (step 100) s_b is")
 
 
+def test_a_rise_over_the_warm_up_that_luck_explains_is_told() -> None:
+    """It decides nothing: twenty probes tell only large rises from luck."""
+    rates: dict[str, float | None] = {"0": 0.3, "40": 0.55, "100": 0.1}
+    for p, says in (
+        (0.19, "in 19.0% of 10,000 permutations, so that RL raised it is not"),
+        (0.05, "in 5.0% of 10,000 permutations; the checkpoint analysed"),
+    ):
+        found = verdict("emergence", emerged(rates, s_b_rise=RISE | {"p": p}, **RESPONSES))
+        assert found.status == "pass" and says in found.sentence
+        assert found.evidence["rise"]["p"] == p
+
+
 def test_a_peak_that_luck_explains_is_not_taught() -> None:
     found = verdict("emergence", emerged({"0": 0.0, "40": 0.2, "60": 0.1, "100": 0.1}, **RESPONSES))
     assert found.status == "fail" and found.evidence["taught"] is False
@@ -548,6 +560,9 @@ def test_what_targets_and_probes_hold_is_looked_up(tmp_path: Path) -> None:
         ratios=(0.9,),
     )
     assert found.held_out == HeldOut(2, 11, True, ())
+    assert run.recipe is not None
+    assert found.cutoff == run.recipe.plant.cutoff_step
+    assert found.analysed == run.recipe.draw.checkpoint
     assert run.training is not None
     # The in-context target's own response, with other space around it, and a probe's prompt.
     changed = run.training.with_columns(

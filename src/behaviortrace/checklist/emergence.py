@@ -95,7 +95,7 @@ def _over_start(found: Taught, rise: dict[str, Any] | None) -> str:
     return (
         f"before RL s_b was {found.before:.3f}, and luck alone raises the best of "
         f"{rise['looks']} checkpoints as much in {rise['p']:.1%} of {rise['permutations']:,} "
-        "permutations"
+        f"permutations{', so that RL raised it is not shown' if rise['p'] > ALPHA else ''}"
     )
 
 
