@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
+import graphlib
 import importlib.util
+import inspect
 import io
 import json
 import os
@@ -11,33 +14,58 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import polars as pl
 import pytest
 
 from behaviortrace import recipe as recipes
-from behaviortrace.checklist import Replicate, registered
+from behaviortrace.checklist import Evidence, Replicate, judge, registered
 from behaviortrace.checklist.conclusion import LEVELS
 from behaviortrace.checklist.rows import DIRECTION
 from behaviortrace.errors import BehaviorTraceError
 from behaviortrace.recipe import Thresholds
 from behaviortrace.records import Verdict
+from behaviortrace.run import Run
 from behaviortrace.sweep import Job, Plan, address, make_plan, tables
 from behaviortrace.sweep.conclusion import ROLLOUTS, conclusion, held, tone
 from behaviortrace.sweep.controls import CONTROL_SCHEMA, control_rows
 from behaviortrace.sweep.effect import Effect, effect
-from behaviortrace.sweep.executors import LocalExecutor, Standing, environment, execute
+from behaviortrace.sweep.executors import LocalExecutor, Standing, execute
 from behaviortrace.sweep.manifest import Book, begun, refuse_another
-from behaviortrace.sweep.merge import KEYS, PITFALL_SCHEMA
+from behaviortrace.sweep.merge import KEYS, PITFALL_SCHEMA, Member
 from behaviortrace.sweep.plan import cores, draw_seeds
 from behaviortrace.sweep.replicates import summarise_replicates
+from behaviortrace.sweep.threads import environment
 
 TINY = recipes.load("tiny")
 
 
 def plan(tmp_path: Path, seeds: Sequence[int] = (0, 1, 2), draws: int = 2, **more: Any) -> Plan:
     return make_plan(tmp_path / "sweep", TINY, seeds, draws, **more)
+
+
+# --- how the package is built ------------------------------------------------------------------
+
+
+def imported(module: Path) -> set[str]:
+    """Modules of the same package that a module imports, anywhere in it but for annotations."""
+    found = set()
+    for node in ast.walk(ast.parse(module.read_text("utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            package, _, name = node.module.rpartition(".")
+            if package == "behaviortrace.sweep":
+                found.add(name)
+            elif node.module == "behaviortrace.sweep":
+                found |= {alias.name for alias in node.names}
+    return found
+
+
+def test_no_modules_of_a_sweep_import_each_other_in_a_circle() -> None:
+    modules = Path(inspect.getfile(make_plan)).parent.glob("[!_]*.py")
+    graph = {module.stem: imported(module) for module in modules}
+    assert "plan" in graph["executors"] and "threads" in graph["on_ray"]
+    list(graphlib.TopologicalSorter(graph).static_order())  # a CycleError names the circle
 
 
 # --- what a run is called ---------------------------------------------------------------------
@@ -331,6 +359,21 @@ def test_one_run_is_not_enough_where_draws_disagree() -> None:
     assert said(alike, (0, 0.6, 0.45, 0.7)) is True  # one interval excludes 0.5
     assert said((0, 0.6, 0.4, 0.7), (1, 0.4, 0.3, 0.6)) is True  # they are on different sides
     assert said((0, 0.3, 0.2, 0.4), (1, 0.4, 0.3, 0.6)) is True  # one excludes 0.5 from below
+
+
+def test_the_table_of_emergence_tells_taught_from_kept() -> None:
+    rates = {"0": 0.3, "40": 0.75, "100": 0.0}
+    evidence = Evidence(summary={"s_b": rates, "s_b_responses": dict.fromkeys(rates, 20)})
+    unprobed = Evidence()
+    members = [
+        Member(seed, "runs/x", cast(Run, None), each, judge(each))
+        for seed, each in enumerate((evidence, unprobed))
+    ]
+    found = tables.emergence(members)
+    shown = [dict(zip(found.columns, row, strict=True)) for row in found.rows]
+    assert shown[0]["s_b, highest"].text == "0.750 at step 40"
+    assert (shown[0]["Taught"].text, shown[0]["Kept"].text) == ("yes", "no")
+    assert shown[1]["Taught"].reason == "the emergence line was not run"
 
 
 def test_the_pitfalls_are_one_table_with_the_sixth_over_all() -> None:

@@ -15,6 +15,7 @@ from rich.text import Text
 from behaviortrace import recipe as recipes_module
 from behaviortrace.cli import view
 from behaviortrace.cli.pipeline import overrides, warn_of_cost
+from behaviortrace.cli.stopping import told_how_to_go_on
 from behaviortrace.errors import BehaviorTraceError
 
 if TYPE_CHECKING:
@@ -51,12 +52,9 @@ def sweep(
         _print_plan(wanted, as_json)
         return
     warn_of_cost(chosen)
-    try:
-        with _lines() as watch:
-            found = work(wanted, watch=watch)
-    except KeyboardInterrupt:
-        view.say("behaviortrace: interrupted; the same command goes on where it stopped")
-        raise typer.Exit(130) from None
+    goes_on = "the same command goes on where it stopped"
+    with told_how_to_go_on(lambda: goes_on), _lines() as watch:
+        found = work(wanted, watch=watch)
     if as_json:
         view.print_json(_as_json(found))
     else:

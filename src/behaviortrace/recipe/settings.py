@@ -283,7 +283,7 @@ class AssumeSettings(Settings):
 class Thresholds(Settings):
     """Hashed into the manifest before training; the checklist judges by these."""
 
-    emergence: float = 0.1  # s_b at the last checkpoint must exceed it
+    emergence: float = 0.1  # s_b must exceed it, at the last checkpoint or at its highest
     rollout_width: float = 0.15  # widest interval that still counts
     matched_pairs: int = 100  # matched pairs count as powered from here on
     token_in_context: float = 0.05  # in-context lower bound must exceed it

@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from behaviortrace.sweep.plan import Job
+from behaviortrace.sweep.threads import environment
 
 ATTEMPTS = 3
 """Processes a run gets before it counts as failed."""
 
-_LOOK_SECONDS = 0.2  # between two looks at the processes
+_LOOK_SECONDS = 0.1  # between two looks at the processes
 _STOP_SECONDS = 5.0  # that a process gets to end when asked to
-_THREADS = ("OMP", "MKL", "OPENBLAS", "NUMBA")
 
 
 @dataclass(frozen=True)
@@ -162,13 +162,6 @@ def _read(path: Path) -> dict[str, Any] | None:
     except (OSError, ValueError):
         return None
     return found
-
-
-def environment(threads: int) -> dict[str, str]:
-    """The variables that keep a process's libraries to so many threads."""
-    return {f"{name}_NUM_THREADS": str(threads) for name in _THREADS} | {
-        "POLARS_MAX_THREADS": str(threads)
-    }
 
 
 class LocalExecutor:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import signal
+import threading
 from contextlib import redirect_stderr, redirect_stdout
 from typing import Any
 
 from behaviortrace.errors import BehaviorTraceError
-from behaviortrace.sweep.executors import environment
 from behaviortrace.sweep.plan import Job
+from behaviortrace.sweep.threads import environment
 
 
 class RayExecutor:
@@ -65,6 +67,7 @@ class RayExecutor:
             self._ray.shutdown()
 
     def _begin(self, cpus: int) -> None:
+        ours = signal.getsignal(signal.SIGTERM)
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # tell nobody what is run here
         try:
             self._ray.init(
@@ -79,6 +82,9 @@ class RayExecutor:
             raise BehaviorTraceError(
                 f"Ray does not start on this machine: {first}; use --executor local"
             ) from error
+        if threading.current_thread() is threading.main_thread():
+            # Ray's own handler would end this process before its runs are recorded as stopped.
+            signal.signal(signal.SIGTERM, ours or signal.SIG_DFL)
 
 
 def _work(text: str) -> None:

@@ -67,7 +67,7 @@ class Job:
         return self.root / "logs" / f"{self.name}.log"
 
     def aside(self, kind: str) -> Path:
-        """Where the process tells its "progress" or its "outcome", or holds its "lock"."""
+        """Where the process tells its "progress" or its "outcome"."""
         return self.root / "progress" / f"{self.name}.{kind}"
 
     def dump(self) -> str:

@@ -12,19 +12,18 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
-
 from behaviortrace.errors import BehaviorTraceError
 from behaviortrace.run import Run
+from behaviortrace.sweep.locks import alone, run_lock
 from behaviortrace.sweep.plan import Job
 from behaviortrace.sweep.standing import further_draws, open_run
 
 _TELL_SECONDS = 0.25  # least time between two reports of progress
+_PARENT_SECONDS = 0.1  # between two looks at whether the sweep is still there
 _LOCK_SECONDS = 60.0  # how long a process of an earlier sweep may take to notice its parent's end
 
 
@@ -66,7 +65,8 @@ def work(job: Job) -> None:
 
     keep_freed_memory()
     torch.set_num_threads(job.threads)
-    with _alone(job):
+    busy = f"another process is at work in {job.path}; wait for it, then try again"
+    with alone(run_lock(job.root, job.name), busy, _LOCK_SECONDS):  # two would spoil the run
         run = open_run(job)
         known = run is not None
         run = run or Run.create(job.path, recipe=job.recipe)
@@ -127,22 +127,6 @@ def guarded(text: str) -> None:
     _put(job.aside("outcome"), outcome)
 
 
-@contextmanager
-def _alone(job: Job) -> Iterator[None]:
-    """Hold the run's lock: two processes at one run directory would spoil it."""
-    lock = FileLock(job.aside("lock"))
-    try:
-        lock.acquire(timeout=_LOCK_SECONDS)
-    except Timeout as error:
-        raise BehaviorTraceError(
-            f"another process is at work in {job.path}; wait for it, then try again"
-        ) from error
-    try:
-        yield
-    finally:
-        lock.release()
-
-
 def _damaged_draws(run: Run) -> list[str]:
     problems = run.verify()
     return [
@@ -164,7 +148,7 @@ def _follow(parent: int) -> None:
 
     def watch() -> None:
         while os.getppid() == parent:
-            time.sleep(0.5)
+            time.sleep(_PARENT_SECONDS)
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
