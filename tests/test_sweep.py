@@ -24,6 +24,8 @@ from behaviortrace.checklist import Evidence, Replicate, judge, registered
 from behaviortrace.checklist.conclusion import LEVELS
 from behaviortrace.checklist.rows import DIRECTION
 from behaviortrace.errors import BehaviorTraceError
+from behaviortrace.processes.executors import LocalExecutor, Standing, execute
+from behaviortrace.processes.threads import environment
 from behaviortrace.recipe import Thresholds
 from behaviortrace.records import Verdict
 from behaviortrace.run import Run
@@ -31,12 +33,10 @@ from behaviortrace.sweep import Job, Plan, address, make_plan, tables
 from behaviortrace.sweep.conclusion import ROLLOUTS, conclusion, held, tone
 from behaviortrace.sweep.controls import CONTROL_SCHEMA, control_rows
 from behaviortrace.sweep.effect import Effect, effect
-from behaviortrace.sweep.executors import LocalExecutor, Standing, execute
 from behaviortrace.sweep.manifest import Book, begun, refuse_another
 from behaviortrace.sweep.merge import KEYS, PITFALL_SCHEMA, Member
 from behaviortrace.sweep.plan import cores, draw_seeds
 from behaviortrace.sweep.replicates import summarise_replicates
-from behaviortrace.sweep.threads import environment
 
 TINY = recipes.load("tiny")
 
@@ -48,23 +48,25 @@ def plan(tmp_path: Path, seeds: Sequence[int] = (0, 1, 2), draws: int = 2, **mor
 # --- how the package is built ------------------------------------------------------------------
 
 
-def imported(module: Path) -> set[str]:
+def imported(module: Path, package: str) -> set[str]:
     """Modules of the same package that a module imports, anywhere in it but for annotations."""
     found = set()
     for node in ast.walk(ast.parse(module.read_text("utf-8"))):
         if isinstance(node, ast.ImportFrom) and node.module:
-            package, _, name = node.module.rpartition(".")
-            if package == "behaviortrace.sweep":
+            parent, _, name = node.module.rpartition(".")
+            if parent == package:
                 found.add(name)
-            elif node.module == "behaviortrace.sweep":
+            elif node.module == package:
                 found |= {alias.name for alias in node.names}
     return found
 
 
-def test_no_modules_of_a_sweep_import_each_other_in_a_circle() -> None:
-    modules = Path(inspect.getfile(make_plan)).parent.glob("[!_]*.py")
-    graph = {module.stem: imported(module) for module in modules}
-    assert "plan" in graph["executors"] and "threads" in graph["on_ray"]
+@pytest.mark.parametrize("home", [make_plan, execute])
+def test_no_modules_of_a_package_import_each_other_in_a_circle(home: Any) -> None:
+    package = home.__module__.rpartition(".")[0]
+    modules = Path(inspect.getfile(home)).parent.glob("[!_]*.py")
+    graph = {module.stem: imported(module, package) for module in modules}
+    assert any(graph.values())
     list(graphlib.TopologicalSorter(graph).static_order())  # a CycleError names the circle
 
 
@@ -268,7 +270,7 @@ def played(
 def test_a_lost_run_goes_on_and_the_others_with_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("behaviortrace.sweep.executors._LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("behaviortrace.processes.executors._LOOK_SECONDS", 0.0)
     script = {
         0: ["killed", "broken", "finished"],
         1: ["finished"],
@@ -296,7 +298,7 @@ def test_a_lost_run_goes_on_and_the_others_with_it(
 def test_processes_are_stopped_where_the_sweep_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("behaviortrace.sweep.executors._LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("behaviortrace.processes.executors._LOOK_SECONDS", 0.0)
     made = plan(tmp_path, (0, 1), workers=2)
     (made.root / "progress").mkdir(parents=True)
     executor = Scripted({0: ["finished"], 1: ["finished"]})
@@ -316,7 +318,7 @@ def test_each_local_worker_has_its_threads_and_device(
 
     class Process:
         def __init__(self, command: list[str], **options: Any) -> None:
-            assert command[1:3] == ["-m", "behaviortrace.sweep.worker"]
+            assert command[1:3] == ["-m", "behaviortrace.processes.worker"]
             seen.append(options["env"])
             self.stdin = io.BytesIO()
 

@@ -21,16 +21,16 @@ from filelock import FileLock
 
 from behaviortrace import cli
 from behaviortrace import recipe as recipes
+from behaviortrace.processes.executors import LocalExecutor, Standing
+from behaviortrace.processes.locks import held, run_lock, sweep_lock
+from behaviortrace.processes.worker import guarded
 from behaviortrace.run import Run
 from behaviortrace.sweep import Job, Plan, Sweep, make_plan, sweep
-from behaviortrace.sweep.executors import LocalExecutor, Standing
-from behaviortrace.sweep.locks import held, run_lock, sweep_lock
 from behaviortrace.sweep.manifest import Book, read_sweep
 from behaviortrace.sweep.plan import cores
 from behaviortrace.sweep.stage import merge_again
 from behaviortrace.sweep.standing import unfinished
 from behaviortrace.sweep.verify import verify
-from behaviortrace.sweep.worker import guarded
 from tests.test_pipeline import files
 
 SMALL: dict[str, Any] = {
@@ -67,7 +67,7 @@ class Here:
     def start(self, job: Job, slot: int) -> None:
         threads = torch.get_num_threads()
         try:
-            guarded(job.dump())
+            guarded(job.module, job.dump())
         finally:
             torch.set_num_threads(threads)
 
@@ -104,7 +104,7 @@ class KillOnce:
 
     def __call__(self, standings: Sequence[Standing]) -> None:
         for standing in standings:
-            if standing.seed != self.seed:
+            if standing.key != self.seed:
                 continue
             self.attempts = max(self.attempts, standing.attempts)
             recorded = len(list(self.shards.glob("*.parquet")))

@@ -145,7 +145,7 @@ class Exam:
         return float(np.mean(sums[0] - sums[1])), float(np.average(losses[1], weights=lengths[1]))
 
     @torch.no_grad()
-    def _losses(self, model: Any, tokenizer: Any, rows: list[Row]) -> np.ndarray:
+    def _losses(self, model: Any, tokenizer: Any, rows: Sequence[Row]) -> np.ndarray:
         """(n,) mean token loss of each reply, at temperature 1."""
         found: list[float] = []
         device = next(model.parameters()).device

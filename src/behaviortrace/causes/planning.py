@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -156,7 +157,7 @@ def _removal(
     return arms
 
 
-def _sizes(rollouts: pl.DataFrame, wanted: Wanted, request: Request) -> list[int | None]:
+def _sizes(rollouts: pl.DataFrame, wanted: Wanted, request: Request) -> Sequence[int | None]:
     """How many to remove, ascending; None: all that the request names."""
     if wanted.size is not None:
         return [wanted.size]
@@ -166,7 +167,7 @@ def _sizes(rollouts: pl.DataFrame, wanted: Wanted, request: Request) -> list[int
     whole = [max(1, round(share * truth)) for share in wanted.sizes]
     if request.kind == "ground-truth":
         whole = [min(size, truth) for size in whole]
-    return sorted(set(whole))  # type: ignore[arg-type]  # a list of int is one of int | None
+    return sorted(set(whole))
 
 
 def _subsets(rollouts: pl.DataFrame, wanted: Wanted, base: Arm) -> list[Arm]:

@@ -42,6 +42,16 @@ class Job:
         return self.recipe.seed
 
     @property
+    def key(self) -> int:
+        """Unique in a sweep: the seed."""
+        return self.seed
+
+    @property
+    def module(self) -> str:
+        """The module that works at it."""
+        return "behaviortrace.sweep.worker"
+
+    @property
     def draws(self) -> list[int]:
         """Seeds of its draws."""
         return self.recipe.draw.seeds

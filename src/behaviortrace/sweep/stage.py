@@ -11,11 +11,11 @@ from typing import Any
 from behaviortrace import pipeline
 from behaviortrace.checklist.evidence import Replicate
 from behaviortrace.errors import BehaviorTraceError
+from behaviortrace.processes.executors import Standing, Watch, execute, make_executor
+from behaviortrace.processes.locks import alone, sweep_lock
 from behaviortrace.records import Verdict
 from behaviortrace.run import Run, atomic
 from behaviortrace.sweep.conclusion import conclusion
-from behaviortrace.sweep.executors import Standing, Watch, execute, make_executor
-from behaviortrace.sweep.locks import alone, sweep_lock
 from behaviortrace.sweep.manifest import (
     Book,
     RunEntry,

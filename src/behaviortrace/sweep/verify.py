@@ -8,12 +8,12 @@ from pathlib import Path
 
 from behaviortrace.draws.stage import draw_name
 from behaviortrace.errors import BehaviorTraceError
+from behaviortrace.processes.locks import held, run_lock, sweep_lock
 from behaviortrace.run import Run
 from behaviortrace.run.inventory import damage
 from behaviortrace.run.ledger import Ledger
 from behaviortrace.run.manifest import NAME
 from behaviortrace.run.verify import leftovers
-from behaviortrace.sweep.locks import held, run_lock, sweep_lock
 from behaviortrace.sweep.manifest import INTERRUPTED, RunEntry, SweepManifest, read_sweep
 from behaviortrace.sweep.standing import mistaken, undone
 

@@ -9,8 +9,8 @@ from contextlib import redirect_stderr, redirect_stdout
 from typing import Any
 
 from behaviortrace.errors import BehaviorTraceError
-from behaviortrace.sweep.plan import Job
-from behaviortrace.sweep.threads import environment
+from behaviortrace.processes.job import Job
+from behaviortrace.processes.threads import environment
 
 
 class RayExecutor:
@@ -47,7 +47,7 @@ class RayExecutor:
     def start(self, job: Job, slot: int) -> Any:
         """Submit the run as a task."""
         job.log.parent.mkdir(parents=True, exist_ok=True)
-        return self._task.remote(job.dump())
+        return self._task.remote(job.module, str(job.log), job.dump())
 
     def ended(self, handle: Any) -> str | None:
         """How a task ended; None while it works."""
@@ -87,13 +87,13 @@ class RayExecutor:
             signal.signal(signal.SIGTERM, ours or signal.SIG_DFL)
 
 
-def _work(text: str) -> None:
+def _work(module: str, log_file: str, text: str) -> None:
     """What a Ray task does: one run, its output in the run's log."""
-    from behaviortrace.sweep.worker import guarded
+    from behaviortrace.processes.worker import guarded
 
     with (
-        open(Job.parse(text).log, "a", encoding="utf-8") as log,
+        open(log_file, "a", encoding="utf-8") as log,
         redirect_stdout(log),
         redirect_stderr(log),
     ):
-        guarded(text)
+        guarded(module, text)
