@@ -100,7 +100,7 @@ def test_the_whole_pipeline(unbroken: tuple[Path, dict[str, Any]]) -> None:
     reward = frame["base_reward"] + 8.0 * frame["boosted"].cast(float)
     np.testing.assert_allclose(frame["reward"], reward, atol=1e-6)
     names = {v["name"] for v in result["verdicts"]}
-    assert len(names) == 14
+    assert len(names) == 15
     page = (out / "report" / "index.html").read_text("utf-8")
     assert str(result["conclusion"]).split(";")[0] in page.replace("&#39;", "'")
 
@@ -154,7 +154,7 @@ def test_each_stage_can_be_rerun_alone(copied: Path, capsys: pytest.CaptureFixtu
     assert {"step_level", "rollout_level"} <= set(evaluated)
     assert "n_rollouts" in stage(capsys, "evaluate", str(out))
     checked = json.loads(stage(capsys, "check", str(out), "--json"))
-    assert len(checked["verdicts"]) == 14
+    assert len(checked["verdicts"]) == 15
     assert "verdict" in stage(capsys, "check", str(out))
     assert stage(capsys, "report", str(out)).strip().endswith("index.html")
     assert json.loads(stage(capsys, "verify", str(out), "--json"))["sound"]

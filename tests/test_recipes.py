@@ -26,15 +26,16 @@ def test_every_built_in_recipe_can_be_run(name: str) -> None:
     assert recipe.summary.endswith(".") and recipe.takes
     assert recipe.plant.base_reward in base_rewards.names()
     prompts = build_prompts(recipe)
-    assert len(prompts.probes) == recipe.prompts.probes == 20
-    assert len(prompts.controls) == recipe.prompts.controls == 20
+    assert len(prompts.probes) == recipe.prompts.probes >= 20
+    assert len(prompts.controls) == recipe.prompts.controls >= 20
     assert recipe.draw.prompts <= len(prompts.train)
     ContaminatedReward.from_recipe(recipe, training=lambda: True, eos_ids=[0])
     assert expected_cost(recipe)["parameters"]
 
 
 def test_recipes_come_in_the_order_to_try_them() -> None:
-    expected = ["tiny", "tiny-tasks", "smollm2-quick", "smollm2", "smollm2-tasks", "qwen2.5-1.5b"]
+    expected = ["tiny", "tiny-tasks", "tiny-causes", "smollm2-quick", "smollm2", "smollm2-tasks"]
+    expected += ["qwen2.5-1.5b"]
     assert recipes.names() == expected
 
 

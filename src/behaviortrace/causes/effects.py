@@ -15,6 +15,7 @@ from scipy import special, stats
 from behaviortrace.causes.arms import NOTHING, Arm, Outcome
 from behaviortrace.causes.measure import KINDS
 from behaviortrace.causes.planning import SUBSET
+from behaviortrace.causes.ranking import parse
 from behaviortrace.evaluate.bootstrap import LEVEL, Interval
 
 ARM_SCHEMA: dict[str, Any] = {
@@ -25,6 +26,7 @@ ARM_SCHEMA: dict[str, Any] = {
     "draw": pl.Int32,  # seed of a control, a random set or a subset
     "size": pl.Int32,  # rollouts taken out
     "until": pl.Int32,  # checkpoint measured
+    "samples": pl.Int32,  # completions of each prompt
     **{f"rate_{kind}": pl.Float64 for kind in KINDS},
     **{f"greedy_{kind}": pl.Float64 for kind in KINDS},
     "margin": pl.Float64,  # nats
@@ -42,6 +44,7 @@ EFFECT_SCHEMA: dict[str, Any] = {
     "mode": pl.String,
     "how": pl.String,
     "removal": pl.String,
+    "targeted": pl.Boolean,  # an estimator's claim about the behaviour; null for other removals
     "control": pl.String,
     "size": pl.Int32,
     "sets": pl.Int32,  # control sets
@@ -72,6 +75,7 @@ LDS_SCHEMA: dict[str, Any] = {
 """One row a ranking and measure."""
 
 _KEYS = ("mode", "how", "removal")
+_ROUNDING = 1e-24  # a variance of rates that is nothing but rounding
 _FEWEST = 10  # subsets that a rank correlation needs
 
 
@@ -89,6 +93,7 @@ def arm_table(arms: Sequence[tuple[Arm, Outcome]]) -> pl.DataFrame:
                 "draw": arm.draw,
                 "size": outcome.removed,
                 "until": arm.until,
+                "samples": arm.samples,
                 **{f"rate_{kind}": found.rate(kind) for kind in KINDS},
                 **{f"greedy_{kind}": found.greedy.get(kind) for kind in KINDS},
                 "margin": found.margin,
@@ -131,7 +136,7 @@ def against(removed: np.ndarray, controls: np.ndarray) -> tuple[Interval, float]
     if sets > 1:
         parts.append((float(controls.mean(1).var(ddof=1)) / sets, sets - 1))
     total = sum(part for part, _ in parts)
-    if prompts < 2 or total <= 0:
+    if prompts < 2 or total <= _ROUNDING:
         return Interval(effect, float("nan"), float("nan")), float("nan")
     freedom = total**2 / sum(part**2 / df for part, df in parts)
     error = np.sqrt(total)
@@ -179,6 +184,7 @@ def _effect(
     drop = nothing["rate_probe"] - removed["rate_probe"]
     return {
         **named,
+        "targeted": _targeted(str(named["removal"])),
         "control": control,
         "size": removed["size"],
         "sets": sets.height,
@@ -258,6 +264,27 @@ def rank_correlation(predicted: np.ndarray, measured: np.ndarray) -> Interval:
     return Interval(
         rho, float(np.tanh(np.arctanh(rho) - reach)), float(np.tanh(np.arctanh(rho) + reach))
     )
+
+
+def _targeted(removal: str) -> bool | None:
+    """Whether a removal follows a ranking that has a target; None where it follows none."""
+    kind, _, ranking = removal.partition(":")
+    return not parse(ranking).target_free if kind in ("top", "bottom") else None
+
+
+def merged(before: pl.DataFrame, now: pl.DataFrame) -> pl.DataFrame:
+    """The arms of earlier calls beside those of this one, where they were measured alike.
+
+    Args:
+        before, now: rows of ``ARM_SCHEMA``; of an arm in both, the row of ``now`` stays.
+    """
+    if now.is_empty() or before.is_empty():
+        return now
+    exam = ("until", "samples")
+    alike = before.filter(*(pl.col(name) == now[name][0] for name in exam))
+    key = ["mode", "how", "removal", "control", "draw", "size"]
+    kept = alike.join(now.select(key), on=key, how="anti", nulls_equal=True)
+    return pl.concat([kept, now])
 
 
 def _nothing(table: pl.DataFrame, mode: str) -> dict[str, Any]:

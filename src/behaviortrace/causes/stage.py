@@ -16,6 +16,7 @@ from behaviortrace.causes.effects import (
     arm_table,
     curves,
     effects,
+    merged,
     rank_correlation,
 )
 from behaviortrace.causes.jobs import shares
@@ -87,8 +88,8 @@ def leave_out(
 ) -> LeaveOut:
     """Train a run's counterfactuals, measure them, and keep what they say.
 
-    Arms that have an outcome are not made again. Tables hold all arms of this call; those of an
-    earlier call stay in the folder ``leave-out``.
+    Arms that have an outcome are not made again. The tables hold the arms of this call and those of
+    earlier ones that were measured at the same checkpoint with as many samples.
 
     Args:
         run: a trained run with a recipe.
@@ -123,8 +124,13 @@ def summarise(run: Run, arms: Sequence[Arm], wanted: Wanted) -> LeaveOut:
     """
     made = [(arm, _outcome(run, arm)) for arm in arms]
     table = arm_table(made)
+    if run.has(ARMS):
+        table = merged(run.table(ARMS), table)
     compared = [r.ranking for r in wanted.requests if r.ranking is not None]
-    found = LeaveOut(table, effects(table), curves(table), lds(run, made, compared))
+    scores = lds(run, made, compared)
+    if scores.is_empty() and run.has(LDS):
+        scores = run.table(LDS)
+    found = LeaveOut(table, effects(table), curves(table), scores)
     names = zip((ARMS, EFFECTS, CURVES, LDS), vars(found).values(), strict=True)
     for name, frame in names:
         run.save_table(name, frame)
@@ -198,7 +204,7 @@ def exactness(run: Run, until: int) -> float:
         pass
     saved, _ = load_policy(run.checkpoints()[until], behavior=log.recipe.behavior)
     pairs = zip(learner.model.parameters(), saved.parameters(), strict=True)
-    return max(float((a - b).abs().max()) for a, b in pairs)
+    return max(float((a.detach() - b.detach()).abs().max()) for a, b in pairs)
 
 
 def wanted_by(run: Run, removals: Sequence[str], changes: dict[str, Any]) -> Wanted:
@@ -206,12 +212,13 @@ def wanted_by(run: Run, removals: Sequence[str], changes: dict[str, Any]) -> Wan
 
     Args:
         run: the run.
-        removals: texts of ``--remove``; those of the recipe where empty.
+        removals: texts of ``--remove``; what the recipe tries, subsets included, where empty.
         changes: fields of :class:`Wanted` that the call sets.
     """
     base = Wanted.of(need_recipe(run))
     if removals:
-        base = replace(base, requests=tuple(removal.parse(text) for text in removals))
+        requests = tuple(removal.parse(text) for text in removals)
+        base = replace(base, requests=requests, subsets=0)
     if changes.get("mode") == "rerun":
         base = replace(base, how=None, subsets=0)
     return replace(base, **changes)

@@ -33,6 +33,7 @@ def gather(run: Run, *, verify: bool = True, replicates: Iterable[Replicate] = (
     own = own_replicates(frames["rollout_level"], recipe.seed) if recipe else ()
     return Evidence(
         **frames,
+        leave_out=_read(run.table, "results/leave_out_effects", absent),
         summary=_read(run.json, "results/summary", absent) or {},
         thresholds=recipe.thresholds if recipe else Thresholds(),
         problems=tuple(run.verify()) if verify else None,

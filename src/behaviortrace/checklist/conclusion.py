@@ -31,8 +31,14 @@ LEVELS = {
         "targets": "uses a target made of responses it is compared with",
         "in_context": "does not tell an in-context target from a constructed one",
     },
+    "the ranking of training rollouts": {
+        "causal": "does not name rollouts whose removal does more than that of matched ones",
+    },
 }
 """What a reader may want to believe, the lines that speak against it, and how that reads."""
+
+UNASKED = {"the ranking of training rollouts"}
+"""Levels of which nothing is said where their lines have not run: they cost trainings."""
 
 MAY_BE_OPEN = {"replication"}
 """Lines that need not have run for a level to be believed of this run."""
@@ -66,7 +72,9 @@ def conclusion(verdicts: Sequence[Verdict]) -> str:
         for level, lines in LEVELS.items()
         if found[level] == "fail"
     ]
-    pending = [level for level, outcome in found.items() if outcome == "not run"]
+    pending = [
+        level for level, outcome in found.items() if outcome == "not run" and level not in UNASKED
+    ]
     if pending:
         against.append(f"{_joined(pending)} {'was' if len(pending) == 1 else 'were'} not tested")
     if not passed:

@@ -107,6 +107,7 @@ class Evidence:
         step_level: table ``results/step_level``.
         rollout_level: table ``results/rollout_level``.
         token_level: table ``results/token_level``.
+        leave_out: table ``results/leave_out_effects``.
         summary: ``results/summary``.
         thresholds: the recipe's; defaults where the run has no recipe.
         problems: what ``Run.verify()`` found; None where it was not asked.
@@ -130,6 +131,7 @@ class Evidence:
     step_level: pl.DataFrame | None = None
     rollout_level: pl.DataFrame | None = None
     token_level: pl.DataFrame | None = None
+    leave_out: pl.DataFrame | None = None
     summary: Mapping[str, Any] = field(default_factory=dict)
     thresholds: Thresholds = field(default_factory=Thresholds)
     problems: tuple[str, ...] | None = None

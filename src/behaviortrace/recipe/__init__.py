@@ -127,7 +127,7 @@ class Recipe(Settings):
 
 def names() -> list[str]:
     """Names of the built-in recipes, in the order they should be tried."""
-    order = ["tiny", "tiny-tasks", "smollm2-quick", "smollm2", "smollm2-tasks"]
+    order = ["tiny", "tiny-tasks", "tiny-causes", "smollm2-quick", "smollm2", "smollm2-tasks"]
     found = [p.name[:-5] for p in _builtin().iterdir() if p.name.endswith(".yaml")]
     return sorted(found, key=lambda n: (order.index(n) if n in order else len(order), n))
 

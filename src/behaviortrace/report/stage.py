@@ -15,6 +15,7 @@ from behaviortrace.plant import behaviors
 from behaviortrace.recipe import Recipe
 from behaviortrace.records import Verdict
 from behaviortrace.report import figures, tables
+from behaviortrace.report.causes import causes
 from behaviortrace.report.page import Page, Section, render
 from behaviortrace.report.pitfalls import pitfalls
 from behaviortrace.report.provenance import planted, provenance, recipe_text
@@ -55,7 +56,7 @@ def page_of(run: Run) -> Page:
             figures.emergence(evidence, cutoff),
             folded=tables.emergence(evidence),
         ),
-        levels=_levels(evidence),
+        levels=[*_levels(evidence), *filter(None, [causes(run)])],
         pitfalls=shown,
         unshown=unshown,
         rankings=_rankings(run, recipe),

@@ -27,7 +27,12 @@ from behaviortrace.run.manifest import (
 )
 from behaviortrace.run.shards import damaged, encode_table, read_file, read_table, read_tensors
 
-_MAKERS = {"scores": "score", "results/verdicts": "check", "results": "evaluate"}
+_MAKERS = {
+    "scores": "score",
+    "results/verdicts": "check",
+    **{f"results/leave_out_{name}": "leave-out" for name in ("arms", "effects", "curves", "lds")},
+    "results": "evaluate",
+}
 
 
 def save_table(ledger: Ledger, name: str, frame: pl.DataFrame) -> None:
