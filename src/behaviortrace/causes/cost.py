@@ -43,4 +43,4 @@ def expected(run: Run, arms: Sequence[Arm]) -> dict[str, Any]:
             seconds += arm.until * sampling_seconds(recipe, parameters, step)
             copies = 2 + arm.until // recipe.train.checkpoint_every
         most = max(most, 4 * _PARTS * parameters * copies / 1e9)
-    return {**found, "cpu_hours": round(seconds / 3600, 3), "disk_gb": round(most, 3)}
+    return {**found, "cpu_hours": float(f"{seconds / 3600:.2g}"), "disk_gb": round(most, 3)}
