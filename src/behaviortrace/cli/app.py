@@ -17,6 +17,7 @@ from behaviortrace.train.allocator import keep_freed_memory
 app = typer.Typer(
     name="behaviortrace",
     help="Which rollouts taught a model its behaviour, and how to know the answer is real.",
+    epilog="Start with: behaviortrace recipes, then behaviortrace run tiny",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
