@@ -27,7 +27,7 @@ from behaviortrace.train.allocator import keep_freed_memory
 app = typer.Typer(
     name="behaviortrace",
     help="Which rollouts taught a model its behaviour, and how to know the answer is real.",
-    add_completion=False,
+    epilog="Start with: behaviortrace recipes, then behaviortrace run tiny",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -78,7 +78,7 @@ def main(arguments: list[str] | None = None) -> None:
     given = sys.argv[1:] if arguments is None else arguments
     keep_freed_memory()
     try:
-        code = app(args=given or ["--help"], standalone_mode=False)
+        code = app(args=given or ["--help"], prog_name=app.info.name, standalone_mode=False)
         sys.exit(code if isinstance(code, int) else 0)
     except (typer.Abort, KeyboardInterrupt):
         _say("interrupted; a run goes on with --resume")

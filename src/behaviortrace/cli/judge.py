@@ -6,21 +6,20 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import numpy as np
 import typer
 from rich.table import Table
 
 from behaviortrace.cli import view
 from behaviortrace.errors import BehaviorTraceError
-from behaviortrace.evaluate import precision as precision_metric
-from behaviortrace.evaluate import rows as tables
-from behaviortrace.evaluate.bootstrap import Interval
-from behaviortrace.evaluate.logit_t import METHOD
-from behaviortrace.evaluate.multiplicity import holm
-from behaviortrace.evaluate.power import POWER
-from behaviortrace.evaluate.within_group import AucReport, Control, Judged, judge
+from behaviortrace.evaluate.control import Control
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from behaviortrace.evaluate.bootstrap import Interval
+    from behaviortrace.evaluate.within_group import AucReport, Judged
 
 Shown = Literal["percentile", "logit-t"]
 
@@ -49,6 +48,9 @@ def auc(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Within-group AUC of scores: raw, with fluency regressed out, and on fluency-matched pairs."""
+    from behaviortrace.evaluate import rows as tables
+    from behaviortrace.evaluate.within_group import judge
+
     names = tables.distinct(score, "--score")
     if fluency is not None:
         _refuse_reserved(names)
@@ -85,6 +87,8 @@ def precision(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Tie-aware precision at |GT|, with the base rate and the ceiling of the tie blocks."""
+    from behaviortrace.evaluate import rows as tables
+
     names = tables.distinct(score, "--score")
     frame = tables.read_rows(scores)
     truth = tables.labels(frame, label, scores)
@@ -109,6 +113,8 @@ def auc_json(report: AucReport) -> dict[str, Any]:
     ``lo`` and ``hi`` of a score are the paper's percentile interval. Under ``logit_t`` the same
     scores have the interval that holds, with its p-value and that adjusted by Holm over the scores.
     """
+    from behaviortrace.evaluate.power import POWER
+
     matched: dict[str, Any] | None = None
     if report.matched is not None:
         matched = {"pairs": report.matched_pairs, "delta": report.delta, **_cells(report.matched)}
@@ -139,6 +145,8 @@ def precision_json(
     label: np.ndarray, scores: Mapping[str, np.ndarray], block: np.ndarray | None
 ) -> dict[str, Any]:
     """The JSON of `precision`, from arrays of shape (n,) with at least one positive label."""
+    from behaviortrace.evaluate import precision as precision_metric
+
     rate = precision_metric.base_rate(label)
     results = {}
     warnings = []
@@ -161,6 +169,8 @@ def precision_json(
 
 
 def _varying_blocks(values: np.ndarray, block: np.ndarray) -> int:
+    import numpy as np
+
     order = np.argsort(block, kind="stable")
     block, values = block[order], values[order]
     changed = (block[1:] == block[:-1]) & (values[1:] != values[:-1])
@@ -183,6 +193,10 @@ def _cells(intervals: Mapping[str, Interval]) -> dict[str, dict[str, float | Non
 
 
 def _tested(judged: Mapping[str, Judged]) -> dict[str, dict[str, float | None]]:
+    import numpy as np
+
+    from behaviortrace.evaluate.multiplicity import holm
+
     adjusted = holm(np.array([j.p for j in judged.values()]))
     return {
         name: {
@@ -228,6 +242,8 @@ def _print_auc(report: AucReport, interval: Shown) -> None:
 
 
 def _chosen(judged: Judged, interval: Shown) -> Interval:
+    from behaviortrace.evaluate.logit_t import METHOD
+
     return judged.logit_t if interval == METHOD else judged
 
 
@@ -245,6 +261,11 @@ def _short(value: float) -> str:
 
 
 def _auc_sentence(report: AucReport, interval: Shown) -> str:
+    import numpy as np
+
+    from behaviortrace.evaluate.multiplicity import holm
+    from behaviortrace.evaluate.power import POWER
+
     block = report.raw if report.residualized is None else report.residualized
     ends = {name: _chosen(judged, interval) for name, judged in block.items()}
     above = [name for name, i in ends.items() if i.lo > 0.5]

@@ -20,6 +20,16 @@ if TYPE_CHECKING:
     from behaviortrace.run import Run
 
 
+def _recipe_names(incomplete: str) -> list[str]:
+    """What a shell offers for a recipe; where none fits, it offers files."""
+    return [name for name in recipes_module.names() if name.startswith(incomplete)]
+
+
+RecipeName = Annotated[
+    str, typer.Argument(help="Built-in recipe, or a YAML file.", autocompletion=_recipe_names)
+]
+
+
 def recipes(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -47,7 +57,7 @@ def recipes(
 
 
 def run(
-    recipe: Annotated[str, typer.Argument(help="Built-in recipe, or a YAML file.")],
+    recipe: RecipeName,
     seed: Annotated[int | None, typer.Option(help="Seed, in place of the recipe's.")] = None,
     out: Annotated[Path | None, typer.Option(help="Run directory; runs/RECIPE-seed-N.")] = None,
     setting: Annotated[

@@ -9,7 +9,6 @@ from rich.table import Table
 from rich.text import Text
 
 from behaviortrace.cli import stages, view
-from behaviortrace.pitfalls.demonstration import WORDS
 
 if TYPE_CHECKING:
     from behaviortrace.pitfalls import Demonstration
@@ -84,6 +83,8 @@ def fluency(
 
 
 def _print(found: Demonstration, as_json: bool) -> None:
+    from behaviortrace.pitfalls.demonstration import WORDS
+
     if as_json:
         view.print_json(stages.plain(found.as_json()))
         return

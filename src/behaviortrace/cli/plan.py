@@ -20,7 +20,7 @@ LEVELS = {
 
 
 def plan(
-    recipe: Annotated[str, typer.Argument(help="Built-in recipe, or a YAML file.")],
+    recipe: pipeline.RecipeName,
     rate: Annotated[
         float | None, typer.Option(help="Behaviour rate to assume; the recipe's if not given.")
     ] = None,

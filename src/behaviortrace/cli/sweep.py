@@ -11,7 +11,7 @@ from rich.text import Text
 
 from behaviortrace import recipe as recipes_module
 from behaviortrace.cli import view
-from behaviortrace.cli.pipeline import overrides, warn_of_cost
+from behaviortrace.cli.pipeline import RecipeName, overrides, warn_of_cost
 from behaviortrace.cli.standings import standings
 from behaviortrace.cli.stopping import told_how_to_go_on
 from behaviortrace.errors import BehaviorTraceError
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def sweep(
-    recipe: Annotated[str, typer.Argument(help="Built-in recipe, or a YAML file.")],
+    recipe: RecipeName,
     out: Annotated[Path, typer.Option(help="Directory of the sweep.")],
     seeds: Annotated[str, typer.Option(help="Training seeds, as 0,1,2; one run each.")] = "0,1,2",
     draws: Annotated[int, typer.Option(help="Fresh draws from every run.")] = 2,

@@ -13,10 +13,11 @@ import numpy as np
 import polars as pl
 
 from behaviortrace.evaluate.bootstrap import Interval
+from behaviortrace.evaluate.control import Control
 from behaviortrace.evaluate.multiplicity import with_holm
 from behaviortrace.evaluate.precision import base_rate, ceiling, lift, precision_at_ground_truth
 from behaviortrace.evaluate.scores import Scored, aligned
-from behaviortrace.evaluate.within_group import NO_PAIRS, AucReport, Control, Judged, judge
+from behaviortrace.evaluate.within_group import NO_PAIRS, AucReport, Judged, judge
 from behaviortrace.recipe import EvaluateSettings
 
 STEP = "step"

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
@@ -21,6 +20,7 @@ from behaviortrace.evaluate.bootstrap import (
     ratio,
     resample_counts,
 )
+from behaviortrace.evaluate.control import Control
 from behaviortrace.evaluate.fluency import Residual, matched, residual_credit, residualize
 from behaviortrace.evaluate.logit_t import logit_t
 from behaviortrace.evaluate.power import detectable
@@ -28,9 +28,6 @@ from behaviortrace.evaluate.spline import spline_fit
 
 MATCHED_POWERED = 100
 """Matched pairs from which on the paper calls the matched comparison powered."""
-
-Control = Literal["linear", "spline"]
-"""How fluency is regressed out: one pooled slope, or a cross-fit natural cubic spline."""
 
 
 @dataclass(frozen=True)
