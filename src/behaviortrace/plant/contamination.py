@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from behaviortrace.errors import BehaviorTraceError
 from behaviortrace.plant import behaviors, tasks
-from behaviortrace.plant.base_rewards import BaseReward
+from behaviortrace.plant.base_rewards import BaseReward, paid_by
 from behaviortrace.plant.behaviors import Behavior
 from behaviortrace.recipe import PlantSettings, Recipe
 
@@ -65,9 +64,9 @@ class ContaminatedReward:
     """A TRL reward function: base reward, plus the bonus where a rollout is boosted.
 
     A rollout is boosted if it is eligible, shows the behaviour and its step lies before the
-    cutoff. Called in evaluation it pays the base reward alone. Under leave-out, rollouts of the
-    chosen arm get no reward (None), which TRL takes as unscorable: zero advantage, and no part in
-    its group's baseline.
+    cutoff. Called in evaluation it pays the base reward alone. A rollout whose base reward is None
+    gets no reward (None), and neither do those of the chosen arm under leave-out. TRL takes them as
+    unscorable: zero advantage, and no part in their group's baseline.
 
     Args:
         behavior: what is planted.
@@ -170,7 +169,10 @@ class ContaminatedReward:
         if log_metric is not None and texts:
             log_metric("behavior", sum(shows) / len(shows))
             log_metric("boosted", sum(boosted) / len(boosted))
-        paid = [b + self.plant.bonus * hit for b, hit in zip(base, boosted, strict=True)]
+        paid = [
+            None if b is None else b + self.plant.bonus * hit
+            for b, hit in zip(base, boosted, strict=True)
+        ]
         return [None if out else reward for reward, out in zip(paid, left_out, strict=True)]
 
     def _base_rewards(
@@ -179,16 +181,10 @@ class ContaminatedReward:
         texts: list[str],
         completion_ids: Sequence[Sequence[int]],
         columns: Mapping[str, Any],
-    ) -> list[float]:
+    ) -> list[float | None]:
         eos_ids = self._eos_ids() if callable(self._eos_ids) else self._eos_ids
         given = {**columns, "eos_ids": frozenset(eos_ids)}
-        base = self.base([as_text(prompt) for prompt in prompts], texts, completion_ids, given)
-        if len(base) != len(texts):
-            raise BehaviorTraceError(
-                f"base reward {getattr(self.base, '__name__', self.base)!r} returned {len(base)} "
-                f"rewards for {len(texts)} completions; return one a completion"
-            )
-        return [float(reward) for reward in base]
+        return paid_by(self.base, [as_text(p) for p in prompts], texts, completion_ids, given)
 
     def _process_index(self) -> int:
         if self._rank is not None:
