@@ -13,28 +13,51 @@ from behaviortrace.errors import BehaviorTraceError
 from behaviortrace.run import Run
 from behaviortrace.train.exactness import NOTE, machine
 
-COMPARED = ("trainer", "parameters", "temperature", "generations", "processes")
+COMPARED = (
+    *("trainer", "parameters", "temperature", "generations", "processes", "rollouts_per_step"),
+)
 """What of the note on a capture must stay the same while a run is added to."""
 
+SETTINGS = (
+    *("optim", "learning_rate", "lr_scheduler_type", "weight_decay", "max_grad_norm", "seed"),
+    *("per_device_train_batch_size", "gradient_accumulation_steps", "bf16", "loss_type", "beta"),
+    *("num_iterations", "steps_per_generation", "scale_rewards", "max_completion_length"),
+)
+"""The trainer's settings that must be the same where steps are taken again."""
 
-def check_same_capture(run: Run, note: dict[str, Any]) -> None:
+
+def settings(trainer: Any) -> dict[str, Any]:
+    """Those of :data:`SETTINGS` that the trainer has, as JSON holds them."""
+    found = {n: getattr(trainer.args, n) for n in SETTINGS if hasattr(trainer.args, n)}
+    return {n: str(getattr(v, "value", v)) if n in _NAMED else v for n, v in found.items()}
+
+
+_NAMED = ("optim", "lr_scheduler_type", "loss_type", "scale_rewards")
+
+
+def check_same_capture(run: Run, note: dict[str, Any], resume: bool) -> None:
     """Refuse to add to a run what was captured in another way.
 
     Args:
         run: new, or one that holds steps.
         note: on the capture that is about to begin.
+        resume: whether steps may be taken again, so that the settings must be the same too.
 
     Raises:
-        BehaviorTraceError: the first of :data:`COMPARED` that differs.
+        BehaviorTraceError: the first of :data:`COMPARED` or :data:`SETTINGS` that differs.
     """
     known = run.manifest.notes.get("capture") or {}
     if not run.manifest.store("training"):
         return
-    for name in COMPARED:
-        if name in known and known[name] != note[name]:
+    pairs = [(name, known.get(name), note[name]) for name in COMPARED if name in known]
+    if resume:
+        before, now = known.get("settings") or {}, note["settings"]
+        pairs += [(name, before[name], now.get(name)) for name in before]
+    for name, was, value in pairs:
+        if was != value:
             raise BehaviorTraceError(
-                f"run {run.path} was captured with {name} {known[name]!r}, this trainer has "
-                f"{note[name]!r}; use the same, or attach a Tracer of another directory"
+                f"run {run.path} was captured with {name} {was!r}, this trainer has {value!r}; "
+                "use the same, or attach a Tracer of another directory"
             )
 
 

@@ -128,8 +128,12 @@ class Tracer:
             "temperature": float(getattr(trainer, "temperature", 1.0)),
             "generations": int(getattr(trainer, "num_generations", 1)),
             "processes": trainer.accelerator.num_processes,
+            "rollouts_per_step": trainer.args.per_device_train_batch_size
+            * trainer.args.gradient_accumulation_steps
+            * trainer.accelerator.num_processes,
+            "settings": phases.settings(trainer),
         }
-        phases.check_same_capture(run, note)
+        phases.check_same_capture(run, note, self.resume)
         notes = run.manifest.notes
         run.update(
             sketch=self.sketch.spec(),
