@@ -8,8 +8,7 @@ number it can hold where rewards are not scaled.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 
 import polars as pl
 
@@ -29,6 +28,8 @@ class Unscored:
         scored: rollouts of those groups whose reward is a finite number.
         without_advantage: of these, those whose advantage is zero.
         groups_without_advantage: of the groups, those in which every advantage is zero.
+        steps_without_advantage: of the steps with such a rollout, those in which every one is, as
+            where an infinite reward spoils the scale of a whole batch.
         beyond_numbers: rollouts whose advantage is infinite, or what TRL puts in its place.
         boosted: boosted rollouts of those groups, so far as they are known.
         findable: of these, those that a gradient can find.
@@ -41,6 +42,7 @@ class Unscored:
     scored: int = 0
     without_advantage: int = 0
     groups_without_advantage: int = 0
+    steps_without_advantage: int = 0
     beyond_numbers: int = 0
     boosted: int = 0
     findable: int = 0
@@ -49,11 +51,6 @@ class Unscored:
     def any(self) -> bool:
         """Whether some reward or advantage is no number."""
         return self.missing + self.infinite + self.beyond_numbers > 0
-
-    def __add__(self, other: Unscored) -> Unscored:
-        """Counts of both, which share no group."""
-        names = [field.name for field in fields(self)]
-        return Unscored(**{n: getattr(self, n) + getattr(other, n) for n in names})
 
     def note(self) -> dict[str, int]:
         """The counts by name, for the manifest and as evidence."""
@@ -67,8 +64,9 @@ class Unscored:
         found = [
             f"{wrong:,} of {self.rollouts:,} rewards are not finite ({self.missing:,} missing or "
             f"NaN, {self.infinite:,} infinite), in {self.groups:,} group{'s' * (self.groups != 1)}",
-            f"{self.without_advantage:,} of the {self.scored:,} other rollouts there have no "
-            f"advantage, nor has any in {self.groups_without_advantage:,} of the groups",
+            f"of the {self.scored:,} other rollouts there {self.without_advantage:,} have no "
+            f"advantage, and {self.groups_without_advantage:,} of the groups and "
+            f"{self.steps_without_advantage:,} whole steps have none at all",
         ]
         if self.boosted:
             found.append(f"{self.findable:,} of {self.boosted:,} boosted ones there can be found")
@@ -83,7 +81,7 @@ def unscored(frame: pl.DataFrame) -> Unscored:
     """Count a table of training rollouts, one row a rollout.
 
     Args:
-        frame: rollouts with the columns group, reward and advantage, and where they are known
+        frame: rollouts with the columns step, group, reward and advantage, and where they are known
             boosted, findable and left_out. A table in which no rollout has a reward, as of a
             supervised training, has nothing to count.
     """
@@ -107,6 +105,8 @@ def unscored(frame: pl.DataFrame) -> Unscored:
     wrong = (pl.col("missing") | pl.col("infinite")).any().over("group")
     touched = rows.filter(wrong)
     empty = touched.group_by("group").agg(pl.col("none").all())["none"]
+    steps = rows.filter(pl.col("step").is_in(touched["step"].unique().to_list()))
+    idle = steps.group_by("step").agg(pl.col("none").all())["none"]
     scored = touched.filter("scored")
     return Unscored(
         rollouts=rows.height - int(rows.select(out.sum()).item()),
@@ -116,12 +116,8 @@ def unscored(frame: pl.DataFrame) -> Unscored:
         scored=scored.height,
         without_advantage=int(scored["none"].sum()),
         groups_without_advantage=int(empty.sum()),
+        steps_without_advantage=int(idle.sum()),
         beyond_numbers=int(rows["beyond"].sum()),
         boosted=int(touched["boosted"].sum()),
         findable=int(touched["findable"].sum()),
     )
-
-
-def total(counts: Iterable[Unscored]) -> Unscored:
-    """The sum of counts that share no group."""
-    return sum(counts, Unscored())
