@@ -140,7 +140,7 @@ def test_an_infinite_reward_spoils_a_batch_that_is_scaled_together(tmp_path: Pat
     first = frame.filter(pl.col("step") == 0)
     assert (first["advantage"] == 0).all() and not first["findable"].any()
     assert frame.filter(pl.col("step") == 1)["findable"].all()
-    assert "1 whole steps have none at all" in line(run, "integrity").sentence
+    assert "1 of the steps have none at all" in line(run, "integrity").sentence
 
 
 def test_a_run_whose_rewards_are_all_finite_says_nothing_of_it(tmp_path: Path) -> None:

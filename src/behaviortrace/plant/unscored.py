@@ -66,7 +66,7 @@ class Unscored:
             f"NaN, {self.infinite:,} infinite), in {self.groups:,} group{'s' * (self.groups != 1)}",
             f"of the {self.scored:,} other rollouts there {self.without_advantage:,} have no "
             f"advantage, and {self.groups_without_advantage:,} of the groups and "
-            f"{self.steps_without_advantage:,} whole steps have none at all",
+            f"{self.steps_without_advantage:,} of the steps have none at all",
         ]
         if self.boosted:
             found.append(f"{self.findable:,} of {self.boosted:,} boosted ones there can be found")
