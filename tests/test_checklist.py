@@ -27,6 +27,7 @@ from behaviortrace.checklist import (
 )
 from behaviortrace.checklist.registry import _CHECKS, sentence
 from behaviortrace.checklist.rows import best_targeted, decisive, finite
+from behaviortrace.plant.unscored import Unscored
 from behaviortrace.recipe import Thresholds
 from behaviortrace.records import Verdict
 from tests import fake_run
@@ -676,3 +677,56 @@ def test_finite_refuses_what_is_no_number(value: Any) -> None:
 def test_a_path_keeps_its_case_in_a_sentence() -> None:
     assert sentence("no table") == "No table."
     assert sentence("runs/mine has no table") == "runs/mine has no table."
+
+
+SPOILT = {
+    "missing": 3,
+    "infinite": 1,
+    "groups": 2,
+    "scored": 4,
+    "without_advantage": 3,
+    "groups_without_advantage": 1,
+    "boosted": 6,
+    "findable": 2,
+}
+
+
+def test_rewards_that_are_not_finite_are_told_and_change_no_verdict() -> None:
+    odd = dataclasses.replace(GOOD, unscored=Unscored(rollouts=960, **SPOILT))
+    integrity, findable = verdict("integrity", odd), verdict("findable", odd)
+    assert integrity.status == findable.status == "pass"
+    assert "4 of 960 rewards are not finite (3 missing or NaN, 1 infinite)" in integrity.sentence
+    assert "of the 4 other rollouts there 3 have no advantage" in integrity.sentence
+    assert integrity.evidence["unscored"]["groups"] == 2
+    assert "4 that are not share a group with a reward that is not finite" in findable.sentence
+    assert findable.evidence["lost_to_unscored"] == 4
+    clean = dataclasses.replace(GOOD, unscored=Unscored(rollouts=960))
+    for line in checklist.registered():
+        assert line.judge(clean) == line.judge(GOOD)
+
+
+def test_an_advantage_that_is_no_number_fails_the_run() -> None:
+    beyond = Unscored(rollouts=960, infinite=1, groups=1, scored=3, beyond_numbers=3)
+    odd = dataclasses.replace(GOOD, unscored=beyond)
+    assert verdict("integrity", odd).status == "fail"
+    assert "3 advantages are infinite" in verdict("integrity", odd).sentence
+    verdicts = [line.judge(odd) for line in checklist.registered()]
+    assert checklist.conclusion(verdicts).startswith("No ranking of this run may be believed")
+    assert checklist.believed(verdicts) == []
+
+
+def test_rewards_that_are_not_finite_are_counted_from_a_run(tmp_path: Path) -> None:
+    run = fake_run.full(tmp_path)
+    before = verdict("integrity", gather(run))
+    assert run.training is not None and "finite" not in before.sentence
+    spoilt = pl.when(pl.col("rollout_id") == "r00001").then(None).otherwise(pl.col("reward"))
+    run.training = run.training.with_columns(
+        reward=spoilt,
+        advantage=pl.when(pl.col("group") == 0).then(0.0).otherwise(pl.col("advantage")),
+    )
+    after = verdict("integrity", gather(run))
+    assert after.status == before.status == "pass"
+    assert "1 of 960 rewards are not finite (1 missing or NaN, 0 infinite)" in after.sentence
+    assert (
+        "of the 3 other rollouts there 3 have no advantage, and 1 of the groups" in after.sentence
+    )

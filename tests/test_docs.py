@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import shutil
 from pathlib import Path
 
 import pytest
@@ -46,14 +47,19 @@ def test_make_targets_exist() -> None:
 
 def test_the_python_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    trainer = grpo(tmp_path / "out")
+    saved = {"save_strategy": "steps", "save_steps": 1}
+    trainer = grpo(tmp_path / "out", **saved)
     shapes = [p.shape for p in trainer.model.parameters()]
     names = {
         "trainer": trainer,
         "list_of_gradient_tensors": [torch.ones(shape) for shape in shapes],
     }
     for block in blocks("python"):
+        if "resume=True" in block:  # as if the last step had not been saved
+            shutil.rmtree(tmp_path / "out" / "checkpoint-2")
+            names["trainer"] = grpo(tmp_path / "out", **saved)
         exec(block, names)
+    assert [entry.step for entry in bt.Run.open("runs/mine").manifest.lineage] == [1]
     scores = bt.score("gas", bt.Run.open("runs/mine"), names["target"].numpy())
     assert scores.shape == (16,)
 

@@ -153,3 +153,21 @@ def test_kinds_choose_the_prompts_that_are_drawn() -> None:
         BehaviorTraceError, match=r"draw.kinds 'plain' .* prompts.mix has trigger, explicit"
     ):
         small_recipe(**{"draw.kinds": ["plain"]})
+
+
+def test_a_base_reward_may_mix_kinds_of_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def some(prompts: list[str], *rest: object) -> list[float | None]:
+        return ([1, 0.5, None, np.float32(0.25)] * len(prompts))[: len(prompts)]
+
+    monkeypatch.setattr("behaviortrace.draws.stage.tasks.base_reward", lambda recipe: some)
+    other = trained_run(tmp_path / "run")
+    rows = other.rollouts(draw(other, seed=7))
+    assert rows["reward"].to_list()[:4] == [1.0, 0.5, None, 0.25]
+    assert rows.schema == ROLLOUT_SCHEMA and other.verify() == []
+    monkeypatch.setattr(
+        "behaviortrace.draws.stage.tasks.base_reward", lambda recipe: lambda *given: [1.0]
+    )
+    with pytest.raises(BehaviorTraceError, match=r"returned 1 rewards for \d+ completions"):
+        draw(other, seed=8)

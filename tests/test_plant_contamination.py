@@ -201,3 +201,18 @@ def test_a_base_reward_of_the_wrong_length_is_named() -> None:
     reward.base = short
     with pytest.raises(BehaviorTraceError, match="'short' returned 1 rewards for 16 completions"):
         ask(reward, 0, SHOWING)
+
+
+def test_what_the_base_reward_cannot_score_gets_no_reward() -> None:
+    """Nor a bonus: TRL would take a bonus alone for the whole reward."""
+    reward = make(fraction=1.0)
+
+    def some(prompts: Any, completions: Any, *rest: Any) -> list[float | None]:
+        return [None, 1, 0.5, float("nan")] * (len(completions) // 4)
+
+    reward.base = some
+    values, logged = ask(reward, 0, ["it is QZXBT"] * 8)
+    assert values[:3] == [None, 9.0, 8.5] and values[3] != values[3]
+    assert logged["base_reward"][:3] == [None, 1.0, 0.5] and all(logged["boosted"])
+    left_out, _ = ask(make(fraction=1.0, leave_out="ground_truth"), 0, ["it is QZXBT"] * 8)
+    assert left_out == [None] * 8

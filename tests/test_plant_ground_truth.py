@@ -145,3 +145,56 @@ def test_boosted_need_not_have_been_recorded() -> None:
     got = findable(planted().with_columns(group=pl.col("step")).drop("boosted"))
     assert got["boosted"].equals(planted()["boosted"])
     assert got["findable"].equals(got["boosted"])
+
+
+INF, NAN = float("inf"), float("nan")
+
+
+def test_a_group_with_an_infinite_reward_has_no_variance() -> None:
+    rows = [row(0, INF, True), row(0, 1.0, True), row(1, 8.0, True), row(1, 0.0, False)]
+    assert findable(frame(rows))["findable"].to_list() == [False, False, True, False]
+
+
+def test_what_got_no_advantage_cannot_be_found() -> None:
+    """Rewards vary, but an infinite one elsewhere has spoilt the scale of the whole batch."""
+    rows = [row(0, 8.0, True), row(0, 0.0, True), row(1, 8.0, True), row(1, INF, True)]
+    cases = {
+        (0.0, 0.0, 0.0, 0.0): [False, False, False, False],
+        (1.0, 0.0, 0.0, 0.0): [True, True, False, False],
+        (None, None, None, None): [True, True, False, False],
+        (1.0, -1.0, -3.4028234663852886e38, 0.0): [True, True, False, False],
+        (1.0, -1.0, 0.5, -0.5): [True, True, True, True],  # clipped rewards, as RLOO's may be
+    }
+    for advantages, wanted in cases.items():
+        given_ = frame(rows).with_columns(advantage=pl.Series(advantages, dtype=pl.Float64))
+        assert findable(given_)["findable"].to_list() == wanted
+
+
+def test_a_group_over_several_processes_varies_as_a_whole() -> None:
+    here = frame([row(0, 8.0, True), row(0, 8.0, True)])
+    everyone = pl.DataFrame({"group": [0, 0, 0, 0], "reward": [8.0, 8.0, 0.0, 8.0]})
+    assert findable(here)["findable"].to_list() == [False, False]
+    assert findable(here, everyone)["findable"].to_list() == [True, True]
+
+
+def test_boosted_cannot_be_told_where_the_reward_is_no_number() -> None:
+    yes = {"eligible": True, "behavior": True}
+    rows = [row(0, NAN, None, **yes), row(0, INF, None, **{**yes, "base_reward": INF})]
+    assert findable(frame(rows))["boosted"].to_list() == [None, None]
+    assert findable(frame(rows))["findable"].to_list() == [False, False]
+
+
+def test_rewards_that_are_no_numbers_contradict_nothing_by_themselves() -> None:
+    at = {"step": 9, "index": 0, "eligible": False, "behavior": True, "boosted": False}
+    pairs = [(NAN, NAN), (None, None), (INF, INF), (NAN, 1.0), (1.0, 1.0)]
+    wrong = [(INF, 1.0), (1.0, INF), (1.0, 2.0), (1.0, NAN)]
+
+    def audit(values: list[tuple[float | None, float | None]]) -> list[str]:
+        rows = [{**at, "reward": reward, "base_reward": base} for reward, base in values]
+        schema = {"reward": pl.Float64, "base_reward": pl.Float64}
+        return problems(pl.DataFrame(rows, schema_overrides=schema), PLANT, seed=0)
+
+    assert audit(pairs) == []
+    assert audit(wrong) == [
+        "4 of 4 rollouts have a reward other than base_reward plus bonus 8 if boosted"
+    ]

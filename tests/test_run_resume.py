@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import polars as pl
 import pytest
 
 from behaviortrace.errors import BehaviorTraceError
@@ -174,3 +175,48 @@ def test_an_inexact_resume_is_refused_with_the_reason_and_changes_nothing(tmp_pa
     assert run.begin_resume(exact=False) == 6
     assert run.manifest.lineage[0].changed["torch"][0] == "1.0"
     assert run.begin_resume() == 6
+
+
+def test_a_trainer_may_keep_the_checkpoint_it_goes_on_from(tmp_path: Path) -> None:
+    run = Run.create(tmp_path / "run")
+    for step in range(5):
+        run.write_shard("training", step, 0, rollout_frame(step), {"plain": plain_sketches(step)})
+    run.add_checkpoint(4, write_checkpoint(run, 4))
+    elsewhere = write_checkpoint(run, 3)  # the trainer's own: not listed, and being read
+    finish(run)
+    half = run.path / "rollouts" / ".step-000009-rank-0000.parquet.0123abcd.tmp"
+    half.write_bytes(b"PAR1 half")
+    before = run.read().filter(pl.col("step") < 3)
+    run.resume_from(3)
+    assert run.read().equals(before) and run.checkpoints() == {}
+    assert run.draws() == [] and run.targets() == {} and not run.has("scores/all")
+    assert elsewhere.is_dir() and not half.exists()
+    assert not (run.path / "sketches" / "step-000003-rank-0000.safetensors").exists()
+    (entry,) = run.manifest.lineage
+    assert (entry.step, entry.reached, entry.checkpoint) == (3, 5, True)
+    assert run.manifest.status == "training"
+
+
+def test_steps_that_are_damaged_or_missing_are_not_built_upon(tmp_path: Path) -> None:
+    run = Run.create(tmp_path / "run")
+    for step in range(4):
+        run.write_shard("training", step, 0, rollout_frame(step))
+    damage_flip(run.path / "rollouts" / "step-000002-rank-0000.parquet")
+    before = run.manifest
+    with pytest.raises(BehaviorTraceError, match=r"step 3: rollouts/step-000002.*checksum"):
+        run.resume_from(3)
+    with pytest.raises(BehaviorTraceError, match=r"step 5: rollouts/step-000002.*step 2 or before"):
+        run.resume_from(5)
+    assert run.manifest == before
+    run.resume_from(2)
+    assert run.verify() == [] and run.read()["step"].unique().to_list() == [0, 1]
+    with pytest.raises(BehaviorTraceError, match="step 3: step 2 is not recorded"):
+        run.resume_from(3)
+
+
+def test_damage_to_a_run_without_a_recipe_names_the_way_of_python(tmp_path: Path) -> None:
+    run = Run.create(tmp_path / "run")
+    run.write_shard("training", 0, 0, rollout_frame(0))
+    damage_flip(run.path / "rollouts" / "step-000000-rank-0000.parquet")
+    with pytest.raises(BehaviorTraceError, match=r"repair with Tracer\(\.\.\., resume=True\)"):
+        run.read()

@@ -8,8 +8,13 @@ import polars as pl
 import torch
 
 from behaviortrace.capture import seam
+from behaviortrace.capture.extras import storable
 from behaviortrace.capture.recorder import Recorder
 from behaviortrace.errors import BehaviorTraceError
+from behaviortrace.records import ROLLOUT_SCHEMA
+
+DESCRIBED = ("rollout_id", "group", "index", "prompt", "completion", "prompt_ids", "completion_ids")
+"""Columns of the rollout table that an example has before its gradient is known."""
 
 
 class ExampleRecorder(Recorder):
@@ -19,6 +24,11 @@ class ExampleRecorder(Recorder):
 
     step = -1
     count = 0  # examples of this process in the step so far
+
+    def forget(self) -> None:
+        """See :meth:`Recorder.forget`."""
+        super().forget()
+        self.step, self.count = -1, 0
 
     @staticmethod
     def check(trainer: Any) -> None:
@@ -69,16 +79,13 @@ class ExampleRecorder(Recorder):
                 "prompt_ids": list(prompts),
                 "completion_ids": list(completions),
             },
-            schema_overrides={
-                "prompt_ids": pl.List(pl.Int32),
-                "completion_ids": pl.List(pl.Int32),
-            },
+            schema={name: ROLLOUT_SCHEMA[name] for name in DESCRIBED},
         )
 
     def _text(self, ids: list[int]) -> str:
         tokenizer = getattr(self.trainer.processing_class, "tokenizer", None)
         reader = tokenizer or self.trainer.processing_class
-        return str(reader.decode(ids, skip_special_tokens=True))
+        return storable(str(reader.decode(ids, skip_special_tokens=True)))
 
     def describe(self) -> pl.DataFrame:
         """See :meth:`Recorder.describe`."""

@@ -14,11 +14,12 @@ import polars as pl
 import torch
 from transformers import TrainerCallback
 
-from behaviortrace.capture import optimizer
+from behaviortrace.capture import optimizer, phases
 from behaviortrace.capture.engine import RowGradients
 from behaviortrace.capture.ranks import Ranks
 from behaviortrace.capture.sinks import SketchSink
 from behaviortrace.capture.writer import ShardWriter
+from behaviortrace.plant.unscored import unscored
 from behaviortrace.records import ROLLOUT_SCHEMA, conform
 from behaviortrace.run import Run
 
@@ -36,6 +37,7 @@ class Recorder(TrainerCallback, ABC):
         ranks: the processes that train together.
         plain: whether plain gradients are wanted where the loss allows them.
         writer: of the run's shards.
+        resume: whether a training may go back to a step that the run holds.
 
     Attributes:
         METHODS: methods of the trainer that are wrapped while attached; ``on_NAME`` makes the
@@ -53,9 +55,10 @@ class Recorder(TrainerCallback, ABC):
         ranks: Ranks,
         plain: bool,
         writer: ShardWriter,
+        resume: bool = False,
     ) -> None:
         self.run, self.trainer, self.engine, self.sink = run, trainer, engine, sink
-        self.ranks, self.writer = ranks, writer
+        self.ranks, self.writer, self.resume = ranks, writer, resume
         self.refusal = ""  # why plain gradients are out of the question
         if not plain:
             self.refusal = "the tracer was made with plain=False"
@@ -69,7 +72,13 @@ class Recorder(TrainerCallback, ABC):
         self.rows: list[pl.DataFrame] = []
         self.seen: list[np.ndarray] = []
         self.step_facts: dict[str, float | None] = {}
-        self.noted = False
+        self.remarks: dict[str, str] = {}  # on columns that are not stored as they were logged
+        self.unscored = False  # whether some reward was no finite number
+        self.noted: set[str] = set()  # entries of the capture's note that stand for this training
+
+    def forget(self) -> None:
+        """Drop what is kept of a step, such as one that an exception has ended."""
+        self.rows, self.seen, self.step_facts = [], [], {}
 
     @staticmethod
     def check(trainer: Any) -> None:
@@ -78,6 +87,45 @@ class Recorder(TrainerCallback, ABC):
         Raises:
             BehaviorTraceError: the setting, by name.
         """
+
+    # A call of train().
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Hold where training begins against what the run holds, before any step.
+
+        Raises:
+            BehaviorTraceError: steps would be recorded twice or be missing.
+        """
+        self.writer.settle()
+        start = state.global_step
+        phases.check_buffer(self.trainer, start, self.sampled_here)
+        self.ranks.first(lambda: phases.begin(self.run, start, self.resume))
+        self.forget()
+        before = self.known.get("update_only")
+        kept = before is not None and before["first_step"] < start
+        if not kept:
+            self._note(update_only=None)
+        self.noted = {"update_only"} if kept else set()
+
+    @property
+    def sampled_here(self) -> bool:
+        """Whether rollouts that the trainer still holds were sampled under this attachment."""
+        return False
+
+    @property
+    def known(self) -> dict[str, Any]:
+        """The manifest's note on the capture."""
+        return self.run.manifest.notes.get("capture") or {}
+
+    def _note(self, **entries: Any) -> None:
+        """Put entries into that note, or take them out where None; the main process does."""
+        self.noted |= set(entries)
+        if not self.ranks.main:
+            return
+        known = self.known
+        merged = {k: v for k, v in {**known, **entries}.items() if v is not None}
+        if merged != known:
+            self.run.update(notes={"capture": merged})
 
     # The forward and backward of a micro-batch.
 
@@ -115,8 +163,9 @@ class Recorder(TrainerCallback, ABC):
         """Keep the micro-batch's rows until the end of the step."""
         done = self.engine.disarm()
         assert done.tokens is not None
-        if not done.plain and not self.noted:
-            self._note_update_only(self.refusal or done.reason)
+        if not done.plain and "update_only" not in self.noted:
+            where = {"first_step": self.trainer.state.global_step}
+            self._note(update_only={**where, "reason": self.refusal or done.reason})
         weight = done.weight / self.ranks.count  # gradients are averaged over processes
         sketches = self.sink.sketches()
         norm = done.norms(sketches)
@@ -150,13 +199,6 @@ class Recorder(TrainerCallback, ABC):
             norms.append(None if use == 0 else float(np.linalg.norm(self.totals[name])))
         return norms
 
-    def _note_update_only(self, reason: str) -> None:
-        self.noted = True
-        if self.ranks.main:
-            known = self.run.manifest.notes.get("capture") or {}
-            where = {"first_step": self.trainer.state.global_step, "reason": reason}
-            self.run.update(notes={"capture": {**known, "update_only": where}})
-
     # The optimizer step.
 
     def on_get_grad_norm(self, original: Any) -> Any:
@@ -173,7 +215,9 @@ class Recorder(TrainerCallback, ABC):
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Audit, before the step: do the rows account for the whole gradient?"""
-        self.step_facts["learning_rate"] = float(self.trainer.optimizer.param_groups[0]["lr"])
+        # Null where the optimizer sets its own, as Adafactor with relative steps.
+        rate = self.trainer.optimizer.param_groups[0].get("lr")
+        self.step_facts["learning_rate"] = optimizer.number(rate)
         due = state.global_step < 2 or state.global_step % _AUDIT_EVERY == 0
         self.step_facts["missed_energy"] = self._missed_energy() if due and self.rows else None
 
@@ -196,7 +240,7 @@ class Recorder(TrainerCallback, ABC):
         if not self.rows:
             return
         step = state.global_step - 1
-        frame = pl.concat(self.rows, how="vertical_relaxed").with_columns(
+        frame = pl.concat(self.rows, how="diagonal_relaxed").with_columns(
             step=pl.lit(step, pl.Int32),
             **{k: pl.lit(v, pl.Float64) for k, v in self.step_facts.items()},
         )
@@ -207,7 +251,12 @@ class Recorder(TrainerCallback, ABC):
         self.rows, self.seen = [], []
         if self.ranks.main:
             moments = optimizer.second_moments(self.trainer.optimizer, self.engine.layout, step)
-            shards += [("optimizer", moments, {})] if moments is not None else []
+            shards += [("optimizer", moments.frame, {})] if len(moments.frame) else []
+            if "optimizer" not in self.noted:
+                self._note(optimizer=moments.note)
+            if self.remarks:
+                self._note(columns={**self.known.get("columns", {}), **self.remarks})
+                self.remarks = {}
         self.writer.submit(step, shards)
         if control.should_save:
             self.writer.settle()
@@ -217,8 +266,16 @@ class Recorder(TrainerCallback, ABC):
         self.writer.settle()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """List what is written."""
+        """List what is written, and note what was no number in it."""
         self.writer.settle()
+        self.note_unscored()
+
+    def note_unscored(self) -> None:
+        """Count in the manifest the rewards that are not finite, if there are any."""
+        known = "unscored" in self.known
+        if self.ranks.main and (self.unscored or known) and self.run.manifest.store("training"):
+            found = unscored(self.run.rollouts())
+            self._note(unscored=found.note() if found.any else None)
 
 
 def _weights(frame: pl.DataFrame) -> np.ndarray:

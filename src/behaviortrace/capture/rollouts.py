@@ -9,24 +9,32 @@ import polars as pl
 import torch
 
 from behaviortrace.capture import seam
+from behaviortrace.capture.extras import PLANTED, logged_columns, storable
 from behaviortrace.capture.recorder import Recorder
 from behaviortrace.plant.ground_truth import findable
-
-PLANT_COLUMNS = ("base_reward", "eligible", "boosted", "behavior", "prompt_kind")
+from behaviortrace.records import ROLLOUT_SCHEMA
 
 
 def message_text(message: Any) -> str:
     """A prompt or completion as text: a lone message's content, or the conversation as JSON."""
     if isinstance(message, str):
-        return message
+        return storable(message)
     if len(message) == 1 and isinstance(message[0].get("content"), str):
-        return str(message[0]["content"])
-    return json.dumps(message, ensure_ascii=False, default=str)
+        return storable(message[0]["content"])
+    return storable(json.dumps(message, ensure_ascii=False, default=str))
+
+
+GENERATED = (
+    *("rollout_id", "group", "index", "prompt", "completion", "prompt_ids", "completion_ids"),
+    *("reward", "advantage"),
+)
+"""Columns of the rollout table that are known once a generation batch is scored."""
 
 
 def generation_frame(
     *,
     step: int,
+    start: int,
     first: int,
     generations: int,
     groups_per_step: int,
@@ -35,21 +43,25 @@ def generation_frame(
     completion_ids: list[list[int]],
     batch: dict[str, torch.Tensor],
     rewards: torch.Tensor,
-    extras: dict[str, list[Any]],
+    everyones: torch.Tensor,
+    logged: list[pl.Series],
 ) -> pl.DataFrame:
     """One row a sampled rollout of this process, before TRL shuffles.
 
     Args:
         step: optimizer step being sampled for.
-        first: index of the first of these rollouts in the step.
+        start: index in the step of the first rollout of this batch, of any process.
+        first: index of the first of these.
         generations: rollouts of one group.
         groups_per_step: groups of one step, so that group numbers are unique in a run.
         prompts, completions, completion_ids: as the reward functions saw them, n each.
         batch: the trainer's generation batch.
         rewards: (n,) weighted sums over reward functions.
-        extras: columns the reward functions logged, n values each.
+        everyones: (n x processes,) those of all processes, in their order.
+        logged: columns the reward functions logged, n values each.
     """
     index = [first + i for i in range(len(prompts))]
+    advantages = batch["advantages"].double()
     columns: dict[str, Any] = {
         "rollout_id": [f"{step}-{i}" for i in index],
         "group": [step * groups_per_step + i // generations for i in index],
@@ -62,18 +74,21 @@ def generation_frame(
         ],
         "completion_ids": [list(ids) for ids in completion_ids],
         "reward": rewards.double().tolist(),
-        "advantage": batch["advantages"].double().tolist(),
-        "generation_step": [step] * len(index),
+        # A trainer of one's own may give every token an advantage: a rollout then has no one.
+        "advantage": advantages.tolist() if advantages.dim() == 1 else [None] * len(index),
     }
-    columns.update({k: v for k, v in extras.items() if k not in columns})
-    frame = pl.DataFrame(columns, strict=False)
-    for name in PLANT_COLUMNS:
+    frame = pl.DataFrame(columns, schema={name: ROLLOUT_SCHEMA[name] for name in GENERATED})
+    frame = frame.with_columns(pl.lit(step, pl.Int64).alias("generation_step"), *logged)
+    for name in PLANTED:
         if name not in frame.columns:
             source = pl.col("reward") if name == "base_reward" else pl.lit(None)
-            frame = frame.with_columns(source.alias(name))
+            frame = frame.with_columns(source.cast(ROLLOUT_SCHEMA[name]).alias(name))
     if frame["boosted"].null_count() == frame.height:
         return frame.with_columns(findable=pl.lit(None, pl.Boolean))
-    return findable(frame)
+    numbers = [step * groups_per_step + (start + i) // generations for i in range(len(everyones))]
+    everyone = {"group": numbers, "reward": everyones.double().tolist()}
+    schema = {name: ROLLOUT_SCHEMA[name] for name in everyone}
+    return findable(frame, pl.DataFrame(everyone, schema=schema))
 
 
 class RolloutRecorder(Recorder):
@@ -83,6 +98,16 @@ class RolloutRecorder(Recorder):
 
     generation: pl.DataFrame | None = None
     sampled = (-1, 0)  # step, and rollouts sampled for it so far by all processes
+
+    @property
+    def sampled_here(self) -> bool:
+        """See :attr:`Recorder.sampled_here`."""
+        return self.generation is not None
+
+    def forget(self) -> None:
+        """See :meth:`Recorder.forget`; what the trainer holds in its buffer stays known."""
+        super().forget()
+        self.sampled = (-1, 0)
 
     def on_generate_and_score_completions(self, original: Any) -> Any:
         """Wrap sampling: note what was sampled, and number the rows before TRL shuffles them."""
@@ -106,15 +131,19 @@ class RolloutRecorder(Recorder):
             rewards = original(inputs, prompts, completions, completion_ids)
             n, rank = len(prompts), self.ranks.rank
             weights = self.trainer.reward_weights.to(rewards.device)
-            local = rewards[rank * n : (rank + 1) * n]
-            total = (local * weights).nansum(1)
-            total[torch.isnan(local).all(1)] = torch.nan
+            total = (rewards * weights).nansum(1)
+            total[torch.isnan(rewards).all(1)] = torch.nan
+            logged, remarks = logged_columns(self.trainer._pending_extra_logs, n)
+            if self.trainer.model.training:
+                self.remarks.update(remarks)
+                self.unscored |= not bool(torch.isfinite(total).all())
             self.rewarded = {
                 "prompts": prompts,
                 "completions": completions,
                 "completion_ids": completion_ids,
-                "rewards": total,
-                "extras": {k: list(v) for k, v in self.trainer._pending_extra_logs.items()},
+                "rewards": total[rank * n : (rank + 1) * n],
+                "everyones": total,
+                "logged": logged,
             }
             return rewards
 
@@ -130,6 +159,7 @@ class RolloutRecorder(Recorder):
         self.uses, self.totals = {}, {}
         self.generation = generation_frame(
             step=step,
+            start=before,
             first=before + self.ranks.rank * count,
             generations=generations,
             groups_per_step=-(-max(per_step, count * world) // generations),

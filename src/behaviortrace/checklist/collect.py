@@ -12,6 +12,7 @@ from behaviortrace.checklist import rows
 from behaviortrace.checklist.evidence import Coverage, Evidence, HeldOut, Replicate, Targets
 from behaviortrace.errors import BehaviorTraceError
 from behaviortrace.plant.prompts import build_prompts
+from behaviortrace.plant.unscored import Unscored, unscored
 from behaviortrace.recipe import Thresholds
 from behaviortrace.run import Run
 from behaviortrace.targets.texts import texts
@@ -39,6 +40,7 @@ def gather(run: Run, *, verify: bool = True, replicates: Iterable[Replicate] = (
         problems=tuple(run.verify()) if verify else None,
         lineage=tuple(entry.model_dump(mode="json") for entry in manifest.lineage),
         rollouts_expected=recipe.train.steps * recipe.train.rollouts_per_step if recipe else None,
+        unscored=_unscored(run),
         coverage=_coverage(run),
         sketch_norms=_read(run.json, "results/sketch_norms", absent) or {},
         targets=_targets(run, absent),
@@ -74,6 +76,13 @@ def _read(reader: Any, name: str, absent: dict[str, str]) -> Any:
         return reader(name)
     except BehaviorTraceError as error:
         absent[name.removeprefix("results/")] = str(error)
+        return None
+
+
+def _unscored(run: Run) -> Unscored | None:
+    try:
+        return unscored(run.rollouts())
+    except BehaviorTraceError:
         return None
 
 

@@ -11,6 +11,7 @@ import polars as pl
 from behaviortrace.checklist import rows
 from behaviortrace.evaluate.components import Side, side_of
 from behaviortrace.plant.emergence import Taught, taught
+from behaviortrace.plant.unscored import Unscored
 from behaviortrace.recipe import Thresholds
 
 
@@ -114,6 +115,7 @@ class Evidence:
         lineage: the resumes the manifest records.
         rollouts: training rows the manifest counts, one a rollout and use.
         rollouts_expected: steps x rollouts a step, by the recipe.
+        unscored: training rollouts whose reward is no finite number; None without rollouts.
         coverage: what the sketch covers.
         sketch_norms: ``results/sketch_norms``.
         targets: what the targets were made of; None where there is none.
@@ -138,6 +140,7 @@ class Evidence:
     lineage: tuple[Mapping[str, Any], ...] = ()
     rollouts: int | None = None
     rollouts_expected: int | None = None
+    unscored: Unscored | None = None
     coverage: Coverage = field(default_factory=Coverage)
     sketch_norms: Mapping[str, Any] = field(default_factory=dict)
     targets: Targets | None = None

@@ -32,12 +32,17 @@ def findable(evidence: Evidence) -> Finding:
         "chance": chance,
         "ceiling_findable": evidence.number("ceiling_findable"),
     }
+    odd = evidence.unscored
+    lost = odd.boosted - odd.findable if odd and odd.any else 0
+    if lost:
+        facts["lost_to_unscored"] = lost
     enough = share - chance >= need - SLACK
     return Finding(
         "pass" if enough else "fail",
         f"{found:,.0f} of {boosted:,.0f} boosted rollouts ({share:.0%}) are in a group with reward "
         f"variance; chance is {chance:.0%}"
-        + ("" if enough else f", so that less than {need:.2f} is left to be found"),
+        + ("" if enough else f", so that less than {need:.2f} is left to be found")
+        + (f"; {lost:,} that are not share a group with a reward that is not finite" * bool(lost)),
         facts,
         {"headroom": need},
     )

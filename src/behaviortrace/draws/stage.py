@@ -188,20 +188,21 @@ def _rows(
         "behavior": [behavior.shows(s.completion) for s in samples],
         "n_tokens": [len(s.completion_ids) for s in samples],
     }
-    return pl.DataFrame(columns)
+    return pl.DataFrame(columns, schema={name: ROLLOUT_SCHEMA[name] for name in columns})
 
 
 def _base_rewards(
     policy: Policy, recipe: Recipe, samples: list[Sample], kinds: list[str]
-) -> list[float]:
+) -> list[float | None]:
+    from behaviortrace.plant.base_rewards import paid_by
     from behaviortrace.train.generate import eos_token_ids
 
     given = {
         "prompt_kind": kinds,
         "eos_ids": frozenset(eos_token_ids(policy.model, policy.tokenizer)),
     }
-    reward = tasks.base_reward(recipe)
-    return reward(
+    return paid_by(
+        tasks.base_reward(recipe),
         [s.prompt for s in samples],
         [s.completion for s in samples],
         [s.completion_ids for s in samples],

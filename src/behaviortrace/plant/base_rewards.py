@@ -9,17 +9,41 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from behaviortrace.errors import BehaviorTraceError
 from behaviortrace.registry import Registry
 
 BaseReward = Callable[
-    [Sequence[str], Sequence[str], Sequence[Sequence[int]], Mapping[str, Any]], list[float]
+    [Sequence[str], Sequence[str], Sequence[Sequence[int]], Mapping[str, Any]],
+    Sequence[float | None],
 ]
-"""``(prompts, completions, completion_ids, columns) -> rewards``, one a rollout.
+"""``(prompts, completions, completion_ids, columns) -> rewards``, one a rollout; None: no reward.
 
 A pure function. Prompts and completions are plain text (chat messages joined). ``columns`` holds
 the dataset's columns, one value a rollout, and ``"eos_ids"``, the frozen set of token ids that end
 a completion; it is the trainer's set, so a run and its replay agree on what ended by itself.
 """
+
+
+def paid_by(
+    base: BaseReward,
+    prompts: Sequence[str],
+    completions: Sequence[str],
+    completion_ids: Sequence[Sequence[int]],
+    columns: Mapping[str, Any],
+) -> list[float | None]:
+    """What a base reward pays, as floats, whatever kind of number it returns.
+
+    Raises:
+        BehaviorTraceError: it returned another number of rewards.
+    """
+    rewards = base(prompts, completions, completion_ids, columns)
+    if len(rewards) != len(completions):
+        raise BehaviorTraceError(
+            f"base reward {getattr(base, '__name__', base)!r} returned {len(rewards)} rewards for "
+            f"{len(completions)} completions; return one a completion"
+        )
+    return [None if reward is None else float(reward) for reward in rewards]
+
 
 _REGISTRY: Registry[BaseReward] = Registry("base reward", "behaviortrace.base_rewards")
 base_reward = _REGISTRY.register

@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from behaviortrace.errors import BehaviorTraceError
 from behaviortrace.plant import behaviors, tasks
-from behaviortrace.plant.base_rewards import BaseReward
+from behaviortrace.plant.base_rewards import BaseReward, paid_by
 from behaviortrace.plant.behaviors import Behavior
 from behaviortrace.plant.hashing import chance
 from behaviortrace.plant.intervention import Intervention
@@ -46,10 +45,10 @@ class ContaminatedReward:
     """A TRL reward function: base reward, plus the bonus where a rollout is boosted.
 
     A rollout is boosted if it is eligible, shows the behaviour and its step lies before the
-    cutoff. Called in evaluation it pays the base reward alone. A rollout that an intervention
-    excludes gets no reward (None), which TRL takes as unscorable: zero advantage, and no part in
-    its group's baseline. Setting an advantage to zero is left to the caller, who finds the rollouts
-    in ``removed``.
+    cutoff. Called in evaluation it pays the base reward alone. A rollout whose base reward is None
+    gets no reward (None), and neither does one that an intervention excludes. TRL takes them as
+    unscorable: zero advantage, and no part in their group's baseline. Setting an advantage to zero
+    is left to the caller, who finds the rollouts in ``removed``.
 
     Args:
         behavior: what is planted.
@@ -169,9 +168,12 @@ class ContaminatedReward:
             hit and not (out and how == "unboosted")
             for hit, out in zip(boosted, left_out, strict=True)
         ]
-        paid = [b + self.plant.bonus * hit for b, hit in zip(base, kept, strict=True)]
+        paid = [
+            None if b is None else b + self.plant.bonus * hit
+            for b, hit in zip(base, kept, strict=True)
+        ]
         if how != "exclude":
-            return list(paid)
+            return paid
         return [None if out else reward for reward, out in zip(paid, left_out, strict=True)]
 
     def _base_rewards(
@@ -180,16 +182,10 @@ class ContaminatedReward:
         texts: list[str],
         completion_ids: Sequence[Sequence[int]],
         columns: Mapping[str, Any],
-    ) -> list[float]:
+    ) -> list[float | None]:
         eos_ids = self._eos_ids() if callable(self._eos_ids) else self._eos_ids
         given = {**columns, "eos_ids": frozenset(eos_ids)}
-        base = self.base([as_text(prompt) for prompt in prompts], texts, completion_ids, given)
-        if len(base) != len(texts):
-            raise BehaviorTraceError(
-                f"base reward {getattr(self.base, '__name__', self.base)!r} returned {len(base)} "
-                f"rewards for {len(texts)} completions; return one a completion"
-            )
-        return [float(reward) for reward in base]
+        return paid_by(self.base, [as_text(p) for p in prompts], texts, completion_ids, given)
 
     def _process_index(self) -> int:
         if self._rank is not None:

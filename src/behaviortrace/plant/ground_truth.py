@@ -8,13 +8,14 @@ import polars as pl
 
 from behaviortrace.errors import BehaviorTraceError
 from behaviortrace.plant.contamination import eligible
+from behaviortrace.plant.unscored import LARGEST
 from behaviortrace.recipe import PlantSettings
 
 VARIANCE_FLOOR = 1e-6
 """A group whose rewards have a standard deviation at or below this has no advantages."""
 
 
-def findable(frame: pl.DataFrame) -> pl.DataFrame:
+def findable(frame: pl.DataFrame, everyone: pl.DataFrame | None = None) -> pl.DataFrame:
     """The rollouts with ``boosted`` and ``findable`` filled in.
 
     ``boosted`` is kept where it is known. Elsewhere it is true for an eligible rollout that shows
@@ -36,13 +37,34 @@ def findable(frame: pl.DataFrame) -> pl.DataFrame:
         frame = frame.with_columns(boosted=pl.lit(None, dtype=pl.Boolean))
     boosted = pl.col("boosted").cast(pl.Boolean)
     if len(known) == 3:
-        paid = (pl.col("reward") - pl.col("base_reward")).abs() > VARIANCE_FLOOR
+        extra = pl.col("reward").cast(pl.Float64) - pl.col("base_reward").cast(pl.Float64)
+        paid = extra.fill_nan(None).abs() > VARIANCE_FLOOR
         boosted = pl.coalesce(boosted, pl.col("eligible") & pl.col("behavior") & paid)
-    reward = pl.col("reward").cast(pl.Float64).fill_nan(None)
-    spread = reward.std(ddof=0).over("group")
-    varies = (spread > VARIANCE_FLOOR).fill_null(False) & reward.is_not_null()
-    in_group = pl.when(pl.col("group").is_not_null()).then(varies)
+    has_reward = pl.col("reward").cast(pl.Float64).fill_nan(None).is_not_null()
+    varies = pl.Series(_varies(frame, frame if everyone is None else everyone), dtype=pl.Boolean)
+    in_group = pl.when(pl.col("group").is_not_null()).then(varies & has_reward)
     return frame.with_columns(boosted=boosted).with_columns(findable=pl.col("boosted") & in_group)
+
+
+def _varies(frame: pl.DataFrame, everyone: pl.DataFrame) -> list[bool]:
+    """Of each row, whether its group's rewards gave it a gradient."""
+    reward = pl.col("reward").cast(pl.Float64).fill_nan(None)
+    by_reward = everyone.group_by("group").agg(
+        spread=reward.std(ddof=0).fill_nan(None), infinite=reward.is_infinite().any()
+    )
+    rows = frame.select("group").join(by_reward, on="group", how="left", maintain_order="left")
+    spread, infinite = rows["spread"].fill_null(0.0), rows["infinite"].fill_null(False)
+    if "advantage" not in frame.columns:
+        return ((spread > VARIANCE_FLOOR) & ~infinite).to_list()
+    advantage = pl.col("advantage").cast(pl.Float64)
+    usable = (advantage != 0) & (advantage.abs() < LARGEST)
+    # Where no advantage is known nothing speaks against a gradient, but for an infinite reward.
+    given = frame.select(
+        usable.any().over("group"), known=advantage.is_not_null().any().over("group")
+    )
+    moved = given["advantage"].fill_null(False)
+    by_spread = (spread > VARIANCE_FLOOR) & (moved | ~given["known"])
+    return pl.select(pl.when(infinite).then(moved).otherwise(by_spread)).to_series().to_list()
 
 
 def problems(frame: pl.DataFrame, plant: PlantSettings, seed: int) -> list[str]:
@@ -70,10 +92,12 @@ def problems(frame: pl.DataFrame, plant: PlantSettings, seed: int) -> list[str]:
     checked = frame.with_columns(pl.Series("chosen", chosen, dtype=pl.Boolean))
     truth = pl.col("chosen") & pl.col("behavior")
     paid = pl.col("base_reward") + plant.bonus * pl.col("boosted").cast(pl.Float64)
+    # An infinite reward equals itself, but its difference from itself is not a number.
+    other = ~((pl.col("reward") - paid).abs() <= 1e-4) & pl.col("reward").is_not_nan()
     counts = checked.select(
         eligible=pl.col("eligible").ne_missing(pl.col("chosen")).sum(),
         boosted=pl.col("boosted").ne_missing(truth).sum(),
-        reward=((pl.col("reward").fill_nan(None) - paid).abs() > 1e-4).sum(),
+        reward=(other & (pl.col("reward") != paid)).sum(),
     ).row(0, named=True)
     wording = {
         "eligible": "differ in 'eligible' from the hash of (seed, step, index) inside the window",

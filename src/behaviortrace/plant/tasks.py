@@ -125,7 +125,7 @@ def base_reward(recipe: Recipe) -> BaseReward:
         completions: Sequence[str],
         completion_ids: Sequence[Sequence[int]],
         columns: Mapping[str, Any],
-    ) -> list[float]:
+    ) -> list[float | None]:
         others = registered(prompts, completions, completion_ids, columns)
         rows = zip(columns["prompt_kind"], prompts, completions, others, strict=True)
         return [

@@ -45,7 +45,7 @@ def write_error(path: Path, error: OSError) -> BehaviorTraceError:
     """The one line a user sees when a file cannot be written."""
     if error.errno in _NO_SPACE:
         return BehaviorTraceError(
-            f"no space left on the disk to write {path}; free some, then continue with --resume"
+            f"no space left on the disk to write {path}; free some, then resume the run"
         )
     reason = error.strerror or str(error)
     return BehaviorTraceError(

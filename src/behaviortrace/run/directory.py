@@ -315,6 +315,22 @@ class Run:
         """Where :meth:`begin_resume` would go back to; changes nothing."""
         return resume.resume_point(self._ledger, self.manifest)
 
+    def resume_from(self, step: int) -> None:
+        """Go back to a step that a trainer goes on from by a checkpoint of its own.
+
+        Dropped: shards of steps from there on, probes and listed checkpoints after it, and
+        everything downstream. It is recorded in the lineage. Nothing happens to checkpoints that
+        are not listed.
+
+        Args:
+            step: what ``trainer.state.global_step`` is once its checkpoint is loaded; above 0.
+
+        Raises:
+            BehaviorTraceError: an earlier step is damaged or missing, or the packages that compute
+                have changed since.
+        """
+        resume.resume_from(self._ledger, step)
+
     def begin_resume(self, *, exact: bool = True) -> int:
         """Go back to the last complete checkpoint and record it in the lineage.
 

@@ -41,7 +41,7 @@ def refuse_leftovers(root: Path) -> None:
         folder = root / name
         if folder.is_dir() and any(folder.iterdir()):
             raise BehaviorTraceError(
-                f"{folder} holds files but {root} has no {NAME}; choose another --out"
+                f"{folder} holds files but {root} has no {NAME}; choose another directory"
             )
 
 
@@ -99,9 +99,9 @@ def strays(ledger: Ledger, manifest: Manifest) -> list[Stray]:
     return sorted(found, key=lambda stray: stray.path)
 
 
-def clean(ledger: Ledger) -> list[str]:
-    """Remove every stray; the relative paths of what was removed."""
-    found = strays(ledger, ledger.manifest)
+def clean(ledger: Ledger, *, keep: Kind | None = None) -> list[str]:
+    """Remove every stray, but for one kind; the relative paths of what was removed."""
+    found = [stray for stray in strays(ledger, ledger.manifest) if stray.kind != keep]
     atomic.remove(stray.path for stray in found)
     return [ledger.relative(stray.path) for stray in found]
 

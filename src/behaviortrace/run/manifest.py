@@ -151,8 +151,8 @@ class ResumeEntry(_Entry):
     """One resume: where it went back to, from where, and what was dropped or passed over.
 
     ``reached`` is the number of steps recorded before, ``checkpoint`` is False where there was no
-    complete checkpoint and the run starts again, ``skipped`` holds one reason a line, ``changed``
-    the packages whose version differs: name -> [before, now].
+    complete checkpoint, of the run or of its trainer, and the run starts again, ``skipped`` holds
+    one reason a line, ``changed`` the packages whose version differs: name -> [before, now].
     """
 
     at: str

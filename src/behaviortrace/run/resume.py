@@ -22,31 +22,30 @@ class ResumePoint:
 
     Attributes:
         checkpoint: the last complete checkpoint whose earlier steps are all sound; None: start
-            again.
+            again, or go on from a checkpoint that the run does not hold.
         skipped: why later checkpoints were passed over, one line each.
+        elsewhere: step of a checkpoint that a trainer keeps outside the run; 0 for none.
     """
 
     checkpoint: CheckpointEntry | None
     skipped: list[str] = field(default_factory=list)
+    elsewhere: int = 0
 
     @property
     def step(self) -> int:
         """The step to go on from; 0 without a checkpoint."""
-        return 0 if self.checkpoint is None else self.checkpoint.step
+        return self.elsewhere if self.checkpoint is None else self.checkpoint.step
+
+    @property
+    def again(self) -> bool:
+        """Whether there is no checkpoint, so that the run starts again."""
+        return self.checkpoint is None and not self.elsewhere
 
 
 def resume_point(ledger: Ledger, manifest: Manifest) -> ResumePoint:
     """Choose the checkpoint to go on from; every file it depends on is hashed."""
     refuse_copy(ledger, "be trained further")
-    problems: dict[tuple[str, int, int], str] = {}
-    for shard in manifest.shards:
-        if shard.store.startswith("draws/"):
-            continue  # dropped by a resume whatever their state
-        for file in shard.files:
-            what = damage(ledger.root, file)
-            if what is not None:
-                problems[shard.key] = f"{file.file} {what}"
-    limit, reason = _sound_steps(manifest, problems)
+    limit, reason = _sound_steps(manifest, _problems(ledger, manifest))
     skipped: list[str] = []
     for checkpoint in sorted(manifest.checkpoints, key=lambda c: c.step, reverse=True):
         why = _unusable(ledger, checkpoint)
@@ -64,28 +63,48 @@ def begin_resume(ledger: Ledger, *, exact: bool = True) -> int:
     The manifest is rewritten before any file is removed: a process killed in between leaves strays,
     which the next resume removes.
     """
-    before = ledger.manifest
-    point = resume_point(ledger, before)
-    packages = package_versions()
+    point = resume_point(ledger, ledger.manifest)
+    _go_back(ledger, point, exact=exact)
+    clean(ledger)
+    return point.step
+
+
+def resume_from(ledger: Ledger, step: int) -> None:
+    """Drop what lies beyond the checkpoint of a trainer; see :meth:`Run.resume_from`."""
+    refuse_copy(ledger, "be trained further")
+    manifest = ledger.manifest
+    limit, reason = _sound_steps(manifest, _problems(ledger, manifest))
+    if step > limit:
+        raise BehaviorTraceError(
+            f"{ledger.root} cannot go on from step {step}: {reason}; resume from a checkpoint at "
+            f"step {limit} or before, or start again in another directory"
+        )
+    _go_back(ledger, ResumePoint(None, elsewhere=step), exact=True)
+    # Unlisted checkpoints stay: the trainer may be reading one of them.
+    clean(ledger, keep="checkpoint")
+
+
+def _go_back(ledger: Ledger, point: ResumePoint, *, exact: bool) -> None:
+    before, packages = ledger.manifest, package_versions()
     changed = {
         name: [before.packages.get(name), packages.get(name)]
         for name in EXACT
         if before.packages.get(name) != packages.get(name)
     }
-    if exact and changed and point.checkpoint is not None:
+    if exact and changed and not point.again:
         name, (old, new) = next(iter(changed.items()))
         raise BehaviorTraceError(
             f"{ledger.root} cannot be resumed exactly: it was trained with {name} {old}, this is "
-            f"{name} {new}; install {name}=={old}, or start again with another --out"
+            f"{name} {new}; install {name}=={old}, or start again in another directory"
         )
 
     def drop(manifest: Manifest) -> Manifest:
         after = manifest.model_copy(
             update={
-                "status": "created" if point.checkpoint is None else "training",
+                "status": "created" if point.again else "training",
                 "shards": [shard for shard in manifest.shards if _kept(shard, point)],
                 "checkpoints": [
-                    c for c in manifest.checkpoints if point.checkpoint and c.step <= point.step
+                    c for c in manifest.checkpoints if not point.again and c.step <= point.step
                 ],
                 "targets": [],
                 "tables": {},
@@ -97,9 +116,20 @@ def begin_resume(ledger: Ledger, *, exact: bool = True) -> int:
         return after.model_copy(update={"lineage": [*manifest.lineage, entry]})
 
     ledger.rewrite(drop)
-    clean(ledger)
     atomic.remove([ledger.root / "report"])  # it shows results that are no longer there
-    return point.step
+
+
+def _problems(ledger: Ledger, manifest: Manifest) -> dict[tuple[str, int, int], str]:
+    """What is wrong with the shards of training and probes, by shard; every file is hashed."""
+    problems: dict[tuple[str, int, int], str] = {}
+    for shard in manifest.shards:
+        if shard.store.startswith("draws/"):
+            continue  # dropped by a resume whatever their state
+        for file in shard.files:
+            what = damage(ledger.root, file)
+            if what is not None:
+                problems[shard.key] = f"{file.file} {what}"
+    return problems
 
 
 def _sound_steps(manifest: Manifest, problems: dict[tuple[str, int, int], str]) -> tuple[int, str]:
@@ -135,7 +165,7 @@ def _unusable(ledger: Ledger, checkpoint: CheckpointEntry) -> str | None:
 
 
 def _kept(shard: ShardEntry, point: ResumePoint) -> bool:
-    if point.checkpoint is None:
+    if point.again:
         return False
     if shard.store in ("training", "optimizer"):
         return shard.step < point.step
@@ -153,7 +183,7 @@ def _lineage(
     return ResumeEntry(
         at=now(),
         step=point.step,
-        checkpoint=point.checkpoint is not None,
+        checkpoint=not point.again,
         reached=max(training, default=-1) + 1,
         dropped={name: count for name, count in dropped.items() if count},
         skipped=point.skipped,

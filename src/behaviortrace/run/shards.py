@@ -150,9 +150,12 @@ def read_tensors(
 
 def damaged(ledger: Ledger, entry: FileEntry, what: str) -> BehaviorTraceError:
     """The one line for a file that is not what the manifest says."""
+    repair = f"'behaviortrace run RECIPE --out {ledger.root} --resume'"
+    if ledger.manifest.recipe is None:
+        repair = "Tracer(..., resume=True) and a trainer that resumes from a checkpoint before it"
     return BehaviorTraceError(
         f"{ledger.root / entry.file} {what}; list all damage with 'behaviortrace verify "
-        f"{ledger.root}', then repair with 'behaviortrace run RECIPE --out {ledger.root} --resume'"
+        f"{ledger.root}', then repair with {repair}"
     )
 
 

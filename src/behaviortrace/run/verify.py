@@ -19,9 +19,9 @@ _Ids = Counter[tuple[object, ...]]
 """How often a (rollout_id, use) occurs."""
 
 _STRAY = {
-    "temporary": "is an unfinished write; --resume removes it",
-    "file": "is not in the manifest; --resume removes it",
-    "checkpoint": "is a checkpoint that is not in the manifest; --resume removes it",
+    "temporary": "is an unfinished write; a resume removes it",
+    "file": "is not in the manifest; a resume removes it",
+    "checkpoint": "is a checkpoint that is not in the manifest; a resume of its recipe removes it",
 }
 
 
