@@ -71,7 +71,9 @@ def test_positions_agree_with_a_dense_table(hash_: str) -> None:
     sketch.add_positions(found, values, ids, table)
     np.testing.assert_allclose(sketch.fold(found), sketch.fold(wanted), atol=1e-5)
     on_device = torch.zeros(2, 512)
-    device.add_positions(sketch.buckets, on_device, torch.from_numpy(values), torch.from_numpy(ids), table)
+    device.add_positions(
+        sketch.buckets, on_device, torch.from_numpy(values), torch.from_numpy(ids), table
+    )
     np.testing.assert_allclose(on_device, sketch.fold(wanted), atol=1e-5)
 
 

@@ -83,9 +83,7 @@ class Grid:
         both = self._short(self.left, slot, rows, start // values.shape[2])
         self.of(out).add_(both.transpose(1, 2))
 
-    def _short(
-        self, side: Buckets, slot: Slot, values: torch.Tensor, first: int
-    ) -> torch.Tensor:
+    def _short(self, side: Buckets, slot: Slot, values: torch.Tensor, first: int) -> torch.Tensor:
         """Sketch the last axis of (n, positions, size) values whose first entry is ``first``."""
         if first % BLOCK:
             raise ValueError(f"row {first} is not a multiple of {BLOCK}")

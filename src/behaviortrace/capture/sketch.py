@@ -19,6 +19,7 @@ from behaviortrace.errors import BehaviorTraceError
 Hash = Literal["block", "coordinate", "kronecker"]
 """How coordinates find their buckets; see :class:`CountSketch`."""
 
+
 @dataclass(frozen=True)
 class CountSketch:
     """CountSketch (Charikar et al., 2002) of a whole gradient to ``dim`` buckets.
