@@ -12,6 +12,7 @@ from behaviortrace.capture.layout import Layout
 from behaviortrace.capture.rerun import RerunTap
 from behaviortrace.capture.rules import Tap
 from behaviortrace.capture.taps import rule_for
+from behaviortrace.errors import BehaviorTraceError
 
 Place = tuple[nn.Module, str]
 """Where a parameter is found: a module, and the parameter's name in it."""
@@ -32,6 +33,18 @@ class Coverage:
     uncovered: list[str]
 
 
+@dataclass(frozen=True)
+class _User:
+    """A module's method, and modules whose parameters it uses itself."""
+
+    module: nn.Module
+    owners: list[nn.Module]
+    method: str = "forward"
+
+    def places(self) -> list[Place]:
+        return [(owner, name) for owner in self.owners for name in _trainable(owner)]
+
+
 def cover(model: nn.Module, layout: Layout, allow_uncovered: Collection[str] = ()) -> Coverage:
     """Choose a tap for every trainable parameter: a rule where one applies, else a rerun.
 
@@ -41,22 +54,23 @@ def cover(model: nn.Module, layout: Layout, allow_uncovered: Collection[str] = (
         allow_uncovered: names of parameters that are left alone unless a rule applies.
     """
     taps: list[Tap] = []
-    names = {id(module): name for name, module in model.named_modules()}
-    claimed = _shared_by_siblings(model)
-    inside = {id(module) for group in claimed.values() for module in group}
+    special = _of_peft(model)
+    used = {id(owner) for user in special for owner in user.owners}
     for name, module in model.named_modules():
         own = _trainable(module)
-        if own and id(module) not in inside:
+        if own and id(module) not in used:
             rule = rule_for(module, name, own)
             taps += [] if rule is None else [rule]
     ruled = {id(p) for tap in taps for p in tap.parameters()}
-    taken = {id(tap.module) for tap in taps}
-    for module, places in _users(model, claimed, taken):
-        left = {place: _slot_name(layout, place) for place in places}
-        left = {p: n for p, n in left.items() if n is not None and n not in allow_uncovered}
+    names = {id(module): name for name, module in model.named_modules()}
+    others = _others(model, used | {id(tap.module) for tap in taps})
+    for user in [*special, *others]:
+        slots = {place: layout.slot(place[0]._parameters[place[1]]) for place in user.places()}
+        left = {place: s.name for place, s in slots.items() if s and s.name not in allow_uncovered}
         if left:
-            slots = list(dict.fromkeys(n for n in left.values() if n is not None))
-            taps.append(RerunTap(module, names[id(module)], list(left), slots))
+            unique = list(dict.fromkeys(left.values()))
+            name = names[id(user.module)]
+            taps.append(RerunTap(user.module, name, list(left), unique, user.method))
     covered = {id(p): p for tap in taps for p in tap.parameters()}
     pairs = zip(layout.slots, layout.parameters, strict=True)
     return Coverage(
@@ -66,57 +80,76 @@ def cover(model: nn.Module, layout: Layout, allow_uncovered: Collection[str] = (
     )
 
 
-def _slot_name(layout: Layout, place: Place) -> str | None:
-    owner, name = place
-    parameter = owner._parameters[name]
-    slot = None if parameter is None else layout.slot(parameter)
-    return None if slot is None else slot.name
+def refuse_missing(uncovered: Collection[str], allowed: Collection[str]) -> None:
+    """Refuse a model with parameters that are not covered.
 
+    Args:
+        uncovered: names of its parameters that nothing covers.
+        allowed: names of those that may be.
 
-def _shared_by_siblings(model: nn.Module) -> dict[int, list[nn.Module]]:
-    """Modules, by identity, that use the parameters of others which never run on rows.
-
-    DoRA's magnitude layer calls the two matrices itself, for the norm on an identity matrix too. On
-    an embedding it gives its parent the scaled magnitudes back.
+    Raises:
+        BehaviorTraceError: the first of the others, by name.
     """
-    found: dict[int, list[nn.Module]] = {}
-    parent: Any  # of PEFT
+    missing = [name for name in uncovered if name not in allowed]
+    if missing:
+        raise BehaviorTraceError(
+            f"no capture rule covers the trainable parameter {missing[0]!r}"
+            f"{f' and {len(missing) - 1} more' if len(missing) > 1 else ''}; freeze it or pass "
+            "allow_uncovered=[...] to train without its gradient being recorded"
+        )
+
+
+def _of_peft(model: nn.Module) -> list[_User]:
+    """What of PEFT uses parameters of modules that never run on rows.
+
+    DoRA's magnitude layer calls the two matrices itself, for the norm on an identity matrix too; on
+    an embedding it only scales magnitudes for its parent. A prompt is made once and repeated.
+    """
+    found: list[_User] = []
+    parent: Any
     for parent in model.modules():
-        for key, layer in (getattr(parent, "lora_magnitude_vector", None) or {}).items():
+        layers = dict((getattr(parent, "lora_magnitude_vector", None) or {}).items())
+        of_parent = [layer for key, layer in layers.items() if key not in parent.lora_A]
+        for key, layer in layers.items():
             if key in parent.lora_A:
-                found[id(layer)] = [layer, parent.lora_A[key], parent.lora_B[key]]
-            else:
-                found.setdefault(id(parent), list(_with_containers(parent))).append(layer)
+                found.append(_User(layer, [layer, parent.lora_A[key], parent.lora_B[key]]))
+        if of_parent:
+            found.append(_User(parent, [*_with_containers(parent), *of_parent]))
+        encoders = getattr(parent, "prompt_encoder", None)
+        if isinstance(encoders, nn.ModuleDict) and _repeats_prompts(parent):
+            found.append(_User(parent, list(encoders.modules()), "get_prompt"))
     return found
 
 
-def _users(
-    model: nn.Module, claimed: dict[int, list[nn.Module]], taken: set[int]
-) -> Iterator[tuple[nn.Module, list[Place]]]:
-    """Modules that run, each with the places of the parameters that it uses itself.
+def _repeats_prompts(parent: Any) -> bool:
+    """Whether a prompt is made once; the encoder of a prefix, a cache of keys, runs on rows."""
+    kind = getattr(parent, "active_peft_config", None)
+    return kind is not None and kind.peft_type not in ("PREFIX_TUNING", "CARTRIDGE")
 
-    Those are its own, and those of containers in it that never run. A container that several
-    modules hold belongs to the innermost.
+
+def _others(model: nn.Module, taken: set[int]) -> Iterator[_User]:
+    """Modules that run, each with itself and the containers in it that never run.
+
+    A container that several modules hold belongs to the innermost.
+
+    Args:
+        model: the model.
+        taken: identities of modules whose parameters are taken care of.
     """
-    inside = {id(module) for group in claimed.values() for module in group}
-    held: dict[int, list[Place]] = {}
-    holders: dict[tuple[int, str], list[nn.Module]] = {}
     running = [m for m in model.modules() if _runs(m) and id(m) not in taken]
+    held = {id(m): [o for o in _with_containers(m) if id(o) not in taken] for m in running}
+    holders: dict[int, set[int]] = {}
     for module in running:
-        owners = claimed.get(id(module))
-        if owners is None:
-            owners = [] if id(module) in inside else list(_with_containers(module))
-        held[id(module)] = [(owner, name) for owner in owners for name in _trainable(owner)]
-        for owner, name in held[id(module)]:
-            holders.setdefault((id(owner), name), []).append(module)
+        for owner in held[id(module)]:
+            holders.setdefault(id(owner), set()).add(id(module))
     for module in running:
-        mine = []
-        for owner, name in held[id(module)]:
-            others = {id(m) for m in holders[id(owner), name]} - {id(module)}
-            if not others or not others & {id(m) for m in module.modules()}:
-                mine.append((owner, name))
-        if mine:
-            yield module, mine
+        owners = [
+            owner
+            for owner in held[id(module)]
+            if len(holders[id(owner)]) == 1
+            or not (holders[id(owner)] - {id(module)}) & {id(m) for m in module.modules()}
+        ]
+        yield _User(module, owners)
 
 
 def _trainable(module: nn.Module) -> list[str]:

@@ -13,7 +13,7 @@ import trl.trainer.utils as trl_utils
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from behaviortrace.capture.coverage import cover
+from behaviortrace.capture.coverage import cover, refuse_missing
 from behaviortrace.capture.head import RowLogProb
 from behaviortrace.capture.layout import Layout, Slot
 from behaviortrace.capture.ledger import Ledger
@@ -83,26 +83,16 @@ class RowGradients:
         self._tied: dict[str, TiedGather] = {}
         found = cover(model, self.layout, allow_uncovered)
         self._rules, self.uncovered = found.taps, found.uncovered
-        self._refuse_missing(allow_uncovered)
-        self._ledger = Ledger(self.layout, found.rerun)
-        norms = ((n, m) for n, m in model.named_modules() if isinstance(m, _BatchNorm))
-        self._batch_norms = list(norms)
-
-    def _refuse_missing(self, allowed: Collection[str]) -> None:
-        missing = [name for name in self.uncovered if name not in allowed]
-        if missing:
-            raise BehaviorTraceError(
-                f"no capture rule covers the trainable parameter {missing[0]!r}"
-                f"{f' and {len(missing) - 1} more' if len(missing) > 1 else ''}; freeze it or pass "
-                "allow_uncovered=[...] to train without its gradient being recorded"
-            )
+        refuse_missing(self.uncovered, allow_uncovered)
         if not self.layout.slots:
             raise BehaviorTraceError("the model has no trainable parameter; nothing to capture")
+        self._ledger = Ledger(self.layout, found.rerun)
+        self._batch_norms = [x for x in model.named_modules() if isinstance(x[1], _BatchNorm)]
 
     def __enter__(self) -> RowGradients:
-        self._kept = [(r.module, r.module.__dict__.get("forward")) for r in self._rules]
+        self._kept = [(r.module, r.method, r.module.__dict__.get(r.method)) for r in self._rules]
         for rule in self._rules:
-            rule.module.forward = rule.wrap(self, rule.module.forward)
+            setattr(rule.module, rule.method, rule.wrap(self, getattr(rule.module, rule.method)))
         self._ledger.open()
         self._head = trl_utils._ChunkedLogProbFunction
         trl_utils._ChunkedLogProbFunction = SimpleNamespace(apply=self._apply_head)
@@ -115,11 +105,11 @@ class RowGradients:
         trace: TracebackType | None,
     ) -> None:
         trl_utils._ChunkedLogProbFunction = self._head
-        for module, forward in self._kept:
-            if forward is None:
-                del module.__dict__["forward"]
+        for module, method, own in self._kept:
+            if own is None:
+                del module.__dict__[method]
             else:
-                module.__dict__["forward"] = forward
+                module.__dict__[method] = own
         self._ledger.close()
         self.armed = False
 
@@ -201,7 +191,7 @@ class RowGradients:
         return slot
 
     def _slot(self, parameter: torch.Tensor | None) -> Slot:
-        slot = self.layout.slot(parameter)  # type: ignore[arg-type]  # None has no slot
+        slot = self.layout.slot(parameter)
         if slot is None:
             raise RuntimeError("a weight outside the model's trainable parameters asked for a slot")
         return slot

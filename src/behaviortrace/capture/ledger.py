@@ -104,6 +104,6 @@ class Ledger:
 
 def _refusal(name: str, share: str) -> BehaviorTraceError:
     return BehaviorTraceError(
-        f"{share} of the gradient of {name!r} comes from outside the module it belongs to, where "
-        "rows cannot be told apart; freeze it"
+        f"{share} of the gradient of {name!r} is no row's: the parameter is used outside the "
+        "module it belongs to, or a hook changes its gradient; freeze it"
     )

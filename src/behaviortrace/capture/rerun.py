@@ -35,12 +35,19 @@ class RerunTap(Tap):
         name: its qualified name.
         places: where it finds them: modules (itself, containers in it) and local names.
         slots: the parameters' qualified names, for messages.
+        method: what is wrapped; a method other than the forward makes a row for each of the
+            micro-batch, whatever it is given.
     """
 
     def __init__(
-        self, module: nn.Module, name: str, places: list[tuple[nn.Module, str]], slots: list[str]
+        self,
+        module: nn.Module,
+        name: str,
+        places: list[tuple[nn.Module, str]],
+        slots: list[str],
+        method: str = "forward",
     ) -> None:
-        super().__init__(module, name)
+        super().__init__(module, name, method)
         self.places, self.slots = places, slots
         self.tried = False
         self.uses = 0
@@ -63,7 +70,7 @@ class RerunTap(Tap):
     def _captured(self, engine: RowEngine, forward: Forward, args: Any, kwargs: Any) -> Any:
         parameters, rows = self.parameters(), engine.sink.rows
         call = Call(forward, args, kwargs, rows, parameters[0].device)
-        if not any(call.by_row):
+        if self.method == "forward" and not any(call.by_row):
             raise self.refusal(
                 f"no input of it has the {rows} rows of the micro-batch on its first axis"
             )
@@ -124,10 +131,9 @@ class _Rerun(torch.autograd.Function):
         outs, inputs = len(call.outs), len(call.tensors)
         ctx.tap, ctx.engine, ctx.call, ctx.outs = tap, engine, call, outs
         given, ctx.parameters = tensors[:outs], tensors[outs + inputs :]
-        # A copy: what follows may change the module's output in place.
-        ctx.save_for_backward(*(o.detach().clone() for o in given), *tensors[outs : outs + inputs])
+        ctx.save_for_backward(*(o.detach() for o in given), *tensors[outs : outs + inputs])
         call.forget()
-        return tuple(out.view_as(out) for out in given)
+        return tuple(out.clone() for out in given)  # what follows may change them in place
 
     @staticmethod
     def backward(ctx: Any, *gys: torch.Tensor) -> Any:

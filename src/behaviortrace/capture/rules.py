@@ -47,10 +47,11 @@ class Tap(ABC):
     Args:
         module: the module whose forward is wrapped.
         name: its qualified name, for messages.
+        method: what is wrapped, if it is not the forward.
     """
 
-    def __init__(self, module: nn.Module, name: str) -> None:
-        self.module, self.name = module, name
+    def __init__(self, module: nn.Module, name: str, method: str = "forward") -> None:
+        self.module, self.name, self.method = module, name, method
 
     @abstractmethod
     def parameters(self) -> list[nn.Parameter]:
