@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import Lfm2Config, Lfm2ForCausalLM
 
 from behaviortrace.capture import Tracer
 from behaviortrace.capture.coverage import cover
 from behaviortrace.capture.layout import Layout
 from behaviortrace.capture.rerun import RerunTap
 from behaviortrace.errors import BehaviorTraceError
-from tests.models import ARCHITECTURES, tiny
+from tests.models import ARCHITECTURES, VOCABULARY, tiny
 from tests.odd_modules import REFUSED, SEPARABLE, BatchNormed
 from tests.trainers import VARIED, grpo, lora
 from tests.watched import SKETCH, Watched
@@ -143,3 +144,31 @@ def test_a_refused_parameter_may_be_left_out_by_name(
     watched = Watched(trainer, monkeypatch).run(tmp_path / "run", allow_uncovered=names)
     assert watched.change < 1e-5
     assert watched.run_dir.manifest.notes["capture"]["uncovered"] == names
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_the_short_convolutions_of_lfm2_are_exact(
+    checkpointing: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its convolution never runs as a module: the block around it takes the weight."""
+    torch.manual_seed(0)
+    config = Lfm2Config(
+        vocab_size=VOCABULARY,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        layer_types=["conv", "full_attention"],
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
+    )
+    model = Lfm2ForCausalLM(config).float().eval()
+    settings = {**VARIED, "gradient_checkpointing": checkpointing}
+    trainer = grpo(tmp_path / "out", model=model, **settings)
+    watched = run(trainer, tmp_path / "run", monkeypatch, alone=True)
+    assert max(watched.sums, watched.change, watched.rows, watched.alone) < TIGHT
+    assert watched.norms < 1e-5  # the embedding's two uses cancel in part here
+    reruns = [tap.name for tap in watched.engine._rules if isinstance(tap, RerunTap)]
+    assert reruns == ["model.layers.0.conv"]

@@ -11,6 +11,7 @@ import polars as pl
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy import stats
 
 from behaviortrace import checklist
 from behaviortrace.checklist import (
@@ -344,6 +345,79 @@ def test_the_threshold_itself(name: str, changes: dict[str, Any]) -> None:
     assert found.status == "pass", found.sentence
 
 
+RESPONSES = {"s_b_responses": {"0": 20, "40": 20, "60": 20, "100": 20}}
+RISE = {"rise": 0.45, "p": 0.0312, "looks": 3, "probes": 20, "permutations": 10_000}
+
+
+def emerged(rates: dict[str, float | None], **summary: Any) -> Evidence:
+    """Evidence of a run with these s_b, whose window ends at step 60 and step 40 is analysed."""
+    return Evidence(summary={"s_b": rates, **summary}, cutoff=60, analysed=40)
+
+
+def test_a_behaviour_taught_and_unlearned_passes_and_is_told_apart() -> None:
+    rates: dict[str, float | None] = {"0": 0.3, "40": 0.75, "60": 0.5, "100": 0.0}
+    found = verdict("emergence", emerged(rates, s_b_rise=RISE, **RESPONSES))
+    assert found.status == "pass"
+    assert found.evidence["taught"] is True and found.evidence["kept"] is False
+    assert found.evidence["in_window"] is True and found.evidence["s_b_analysed"] == 0.75
+    assert found.sentence == (
+        "Taught, not kept: at the last checkpoint (step 100) s_b is 0.000 (at step 40, its "
+        "highest, 0.750), which does not exceed 0.1; step 40, inside the contamination window, "
+        "exceeds it, which luck does not explain (p below 0.001, the best of 3 checkpoints "
+        "counted in); before RL s_b was 0.300, and luck alone raises the best of 3 checkpoints as "
+        "much in 3.1% of 10,000 permutations; the checkpoint analysed (step 40) has 0.750."
+    )
+    json.dumps(dataclasses.asdict(found), allow_nan=False)
+
+
+def test_a_behaviour_taught_and_kept_passes() -> None:
+    found = verdict("emergence", emerged({"0": 0.3, "40": 0.4, "100": 0.6}, **RESPONSES))
+    assert found.status == "pass" and found.evidence["in_window"] is False
+    assert found.evidence["taught"] is True and found.evidence["kept"] is True
+    assert found.sentence.startswith("Taught and kept: at the last checkpoint (step 100) s_b is")
+
+
+def test_a_rise_over_the_warm_up_that_luck_explains_is_told() -> None:
+    """It decides nothing: twenty probes tell only large rises from luck."""
+    rates: dict[str, float | None] = {"0": 0.3, "40": 0.55, "100": 0.1}
+    for p, says in (
+        (0.19, "in 19.0% of 10,000 permutations, so that RL raised it is not"),
+        (0.05, "in 5.0% of 10,000 permutations; the checkpoint analysed"),
+    ):
+        found = verdict("emergence", emerged(rates, s_b_rise=RISE | {"p": p}, **RESPONSES))
+        assert found.status == "pass" and says in found.sentence
+        assert found.evidence["rise"]["p"] == p
+
+
+def test_a_peak_that_luck_explains_is_not_taught() -> None:
+    found = verdict("emergence", emerged({"0": 0.0, "40": 0.2, "60": 0.1, "100": 0.1}, **RESPONSES))
+    assert found.status == "fail" and found.evidence["taught"] is False
+    assert found.evidence["luck"] == pytest.approx(3 * stats.binom.sf(3, 20, 0.1))
+    assert "exceeds it, as luck may (p at most 0.399," in found.sentence
+
+
+def test_what_the_warm_up_taught_alone_is_not_taught() -> None:
+    found = verdict("emergence", emerged({"0": 0.9, "40": 0.9, "100": 0.8}, **RESPONSES))
+    assert found.status == "fail" and found.evidence["kept"] is True
+    assert found.sentence.startswith("Not taught: at the last checkpoint (step 100) s_b is 0.800")
+    assert "RL added nothing: before it s_b was 0.900" in found.sentence
+
+
+@pytest.mark.parametrize(
+    ("rates", "says"),
+    [
+        ({"0": 0.9}, "no checkpoint after RL began was probed"),
+        ({"0": 0.0, "40": 0.9, "100": None}, "at the last checkpoint (step 100) s_b is undefined"),
+        ({"0": 0.0, "40": 0.9, "100": 0.0}, "evaluate the run again"),
+    ],
+)
+def test_emergence_that_cannot_be_told_is_not_run(
+    rates: dict[str, float | None], says: str
+) -> None:
+    found = verdict("emergence", emerged(rates))
+    assert found.status == "not run" and says in found.sentence[0].lower() + found.sentence[1:]
+
+
 @given(
     lo=st.floats(0.3, 0.7),
     width=st.floats(0.001, 0.4),
@@ -486,6 +560,9 @@ def test_what_targets_and_probes_hold_is_looked_up(tmp_path: Path) -> None:
         ratios=(0.9,),
     )
     assert found.held_out == HeldOut(2, 11, True, ())
+    assert run.recipe is not None
+    assert found.cutoff == run.recipe.plant.cutoff_step
+    assert found.analysed == run.recipe.draw.checkpoint
     assert run.training is not None
     # The in-context target's own response, with other space around it, and a probe's prompt.
     changed = run.training.with_columns(

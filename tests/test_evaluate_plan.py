@@ -7,6 +7,7 @@ import re
 from typing import Any
 
 import pytest
+from scipy import stats
 
 from behaviortrace import cli
 from behaviortrace import recipe as recipes
@@ -87,6 +88,14 @@ def test_tasks_take_a_share_of_the_ground_truth() -> None:
 def test_one_seed_is_told_to_sweep() -> None:
     found = planned("smollm2", seeds=1)["rollout"]
     assert found["smallest_auc_study"] is None and "sweep three or more" in found["sentence"]
+
+
+def test_a_behaviour_that_is_unlearned_must_have_shown_more_often() -> None:
+    """Of 20 responses at one of 5 checkpoints 7 are needed: 6 are too many for luck (p 0.056)."""
+    found = planned("smollm2")["emergence"]
+    assert found["smallest_s_b"] == pytest.approx(0.202, abs=5e-4)
+    assert stats.binom.sf(6, 20, found["smallest_s_b_unlearned"]) == pytest.approx(0.8)
+    assert "unlearned by the end, from 0.42 on at one of 5 checkpoints" in found["sentence"]
 
 
 def test_too_few_probes_for_the_bar_are_named() -> None:

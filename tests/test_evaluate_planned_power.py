@@ -21,6 +21,7 @@ from behaviortrace.evaluate.planned_power import (
     detectable_over_runs,
     detectable_rate,
     findable_share,
+    smallest_rate,
     step_ceiling,
     step_noise,
 )
@@ -194,6 +195,7 @@ def test_a_detectable_share_of_probes() -> None:
     assert rate is not None
     assert stats.binom.sf(2, 20, rate) == pytest.approx(POWER)
     assert detectable_rate(1.0, 20) is None
+    assert stats.binom.sf(6, 20, smallest_rate(7, 20)) == pytest.approx(POWER)
 
 
 def test_a_detectable_mean() -> None:

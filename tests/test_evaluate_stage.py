@@ -91,6 +91,8 @@ def test_results_are_stored(run):
     assert summary["trained_window_steps"] == 3  # 4 before the cutoff, one of them flat
     assert summary["s_b"] == {"0": 0.0, "6": 0.5}
     assert summary["s_b_controls"] == {"0": 0.0, "6": 0.0}
+    assert summary["s_b_responses"] == {"0": 2, "6": 2}
+    assert summary["s_b_rise"]["rise"] == 0.5 and summary["s_b_rise"]["looks"] == 1
     assert summary["chance"] == pytest.approx(16 / 72)
     assert summary["ceiling"] == pytest.approx(1 / 3)
     assert summary["ceiling_findable"] == pytest.approx(1 / 6)

@@ -61,16 +61,20 @@ def files(out: Path) -> dict[str, str]:
 
 
 def kill_when(
-    process: subprocess.Popen[str], condition: Callable[[], bool], limit: float = 120.0
-) -> None:
+    process: subprocess.Popen[str],
+    condition: Callable[[], bool],
+    limit: float = 120.0,
+    number: signal.Signals = signal.SIGKILL,
+) -> str:
+    """Send a signal as soon as the condition holds; what the process then said on stderr."""
     began = time.monotonic()
     while not condition():
         if process.poll() is not None:
             raise AssertionError(f"ended before the kill: {process.communicate()[1][-2000:]}")
         assert time.monotonic() - began < limit
         time.sleep(0.02)
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
+    process.send_signal(number)
+    return process.communicate(timeout=60)[1]
 
 
 @pytest.fixture(scope="module")
@@ -110,6 +114,12 @@ def test_killed_anywhere_and_resumed_gives_the_same_run(
         return len(list((out / "rollouts").glob("*.parquet"))) >= n
 
     kill_when(start(out), lambda: (out / "checkpoints").exists())
+    stopped = start(out, "--resume")
+    said = kill_when(stopped, lambda: shards(1), number=signal.SIGTERM)
+    assert stopped.returncode == 143
+    last_line = " ".join(said.split("behaviortrace: ")[-1].split())
+    assert last_line.startswith("stopped by SIGTERM; the same command with --resume goes on")
+    assert "Traceback" not in said
     kill_when(start(out, "--resume"), lambda: shards(3))
     kill_when(start(out, "--resume"), lambda: shards(6))
     kill_when(start(out, "--resume"), lambda: any((out / "draws").glob("*/rollouts/*.parquet")))

@@ -18,9 +18,9 @@ from behaviortrace.plant.contamination import (
     as_text,
     chance,
     eligible,
-    leave_out,
-    splitmix64,
 )
+from behaviortrace.plant.hashing import splitmix64
+from behaviortrace.plant.intervention import Intervention
 from behaviortrace.recipe import BehaviorSettings, PlantSettings
 
 SEEDS = st.integers(0, 2**63)
@@ -177,7 +177,7 @@ def test_leaving_out_at_random_removes_as_many_others() -> None:
 
 @given(SEEDS, st.lists(st.booleans(), max_size=16))
 def test_the_random_arm_takes_what_there_is(seed: int, boosted: list[bool]) -> None:
-    removed = leave_out("random", boosted, seed, 3, 0)
+    removed = Intervention("random").removed(boosted, seed, 3, 0)
     assert sum(removed) == min(sum(boosted), len(boosted) - sum(boosted))
 
 
@@ -186,7 +186,7 @@ def test_the_random_arm_does_not_follow_eligibility() -> None:
     for step in range(400):
         chosen = [eligible(0, step, i, 0.5) for i in range(16)]
         boosted = [hit and i % 2 == 0 for i, hit in enumerate(chosen)]
-        for i, out in enumerate(leave_out("random", boosted, 0, step, 0)):
+        for i, out in enumerate(Intervention("random").removed(boosted, 0, step, 0)):
             if out and i % 2:
                 taken[chosen[i]] += 1
     assert abs(taken[True] - taken[False]) < 5 * sum(taken.values()) ** 0.5

@@ -73,6 +73,9 @@ def test_its_readme_says_what_its_tables_say(root: Path) -> None:
         said for each in told if (said := "{:.3f} [{:.3f}, {:.3f}]".format(*each)) not in text
     ]
     assert not missing
+    for entry in read_sweep(root).runs:
+        rise = Run.open(root / entry.folder).json("results/summary")["s_b_rise"]
+        assert f"{rise['p']:.3f}" in text, "how often luck raises s_b as much"
 
 
 @pytest.mark.parametrize("root", SWEEPS, ids=lambda root: root.name)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
+import graphlib
 import importlib.util
+import inspect
 import io
 import json
 import os
@@ -11,25 +14,27 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import polars as pl
 import pytest
 
 from behaviortrace import recipe as recipes
-from behaviortrace.checklist import Replicate, registered
+from behaviortrace.checklist import Evidence, Replicate, judge, registered
 from behaviortrace.checklist.conclusion import LEVELS
 from behaviortrace.checklist.rows import DIRECTION
 from behaviortrace.errors import BehaviorTraceError
+from behaviortrace.processes.executors import LocalExecutor, Standing, execute
+from behaviortrace.processes.threads import environment
 from behaviortrace.recipe import Thresholds
 from behaviortrace.records import Verdict
+from behaviortrace.run import Run
 from behaviortrace.sweep import Job, Plan, address, make_plan, tables
 from behaviortrace.sweep.conclusion import ROLLOUTS, conclusion, held, tone
 from behaviortrace.sweep.controls import CONTROL_SCHEMA, control_rows
 from behaviortrace.sweep.effect import Effect, effect
-from behaviortrace.sweep.executors import LocalExecutor, Standing, environment, execute
 from behaviortrace.sweep.manifest import Book, begun, refuse_another
-from behaviortrace.sweep.merge import KEYS, PITFALL_SCHEMA
+from behaviortrace.sweep.merge import KEYS, PITFALL_SCHEMA, Member
 from behaviortrace.sweep.plan import cores, draw_seeds
 from behaviortrace.sweep.replicates import summarise_replicates
 
@@ -38,6 +43,31 @@ TINY = recipes.load("tiny")
 
 def plan(tmp_path: Path, seeds: Sequence[int] = (0, 1, 2), draws: int = 2, **more: Any) -> Plan:
     return make_plan(tmp_path / "sweep", TINY, seeds, draws, **more)
+
+
+# --- how the package is built ------------------------------------------------------------------
+
+
+def imported(module: Path, package: str) -> set[str]:
+    """Modules of the same package that a module imports, anywhere in it but for annotations."""
+    found = set()
+    for node in ast.walk(ast.parse(module.read_text("utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            parent, _, name = node.module.rpartition(".")
+            if parent == package:
+                found.add(name)
+            elif node.module == package:
+                found |= {alias.name for alias in node.names}
+    return found
+
+
+@pytest.mark.parametrize("home", [make_plan, execute])
+def test_no_modules_of_a_package_import_each_other_in_a_circle(home: Any) -> None:
+    package = home.__module__.rpartition(".")[0]
+    modules = Path(inspect.getfile(home)).parent.glob("[!_]*.py")
+    graph = {module.stem: imported(module, package) for module in modules}
+    assert any(graph.values())
+    list(graphlib.TopologicalSorter(graph).static_order())  # a CycleError names the circle
 
 
 # --- what a run is called ---------------------------------------------------------------------
@@ -240,7 +270,7 @@ def played(
 def test_a_lost_run_goes_on_and_the_others_with_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("behaviortrace.sweep.executors._LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("behaviortrace.processes.executors._LOOK_SECONDS", 0.0)
     script = {
         0: ["killed", "broken", "finished"],
         1: ["finished"],
@@ -268,7 +298,7 @@ def test_a_lost_run_goes_on_and_the_others_with_it(
 def test_processes_are_stopped_where_the_sweep_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("behaviortrace.sweep.executors._LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("behaviortrace.processes.executors._LOOK_SECONDS", 0.0)
     made = plan(tmp_path, (0, 1), workers=2)
     (made.root / "progress").mkdir(parents=True)
     executor = Scripted({0: ["finished"], 1: ["finished"]})
@@ -288,7 +318,7 @@ def test_each_local_worker_has_its_threads_and_device(
 
     class Process:
         def __init__(self, command: list[str], **options: Any) -> None:
-            assert command[1:3] == ["-m", "behaviortrace.sweep.worker"]
+            assert command[1:3] == ["-m", "behaviortrace.processes.worker"]
             seen.append(options["env"])
             self.stdin = io.BytesIO()
 
@@ -331,6 +361,21 @@ def test_one_run_is_not_enough_where_draws_disagree() -> None:
     assert said(alike, (0, 0.6, 0.45, 0.7)) is True  # one interval excludes 0.5
     assert said((0, 0.6, 0.4, 0.7), (1, 0.4, 0.3, 0.6)) is True  # they are on different sides
     assert said((0, 0.3, 0.2, 0.4), (1, 0.4, 0.3, 0.6)) is True  # one excludes 0.5 from below
+
+
+def test_the_table_of_emergence_tells_taught_from_kept() -> None:
+    rates = {"0": 0.3, "40": 0.75, "100": 0.0}
+    evidence = Evidence(summary={"s_b": rates, "s_b_responses": dict.fromkeys(rates, 20)})
+    unprobed = Evidence()
+    members = [
+        Member(seed, "runs/x", cast(Run, None), each, judge(each))
+        for seed, each in enumerate((evidence, unprobed))
+    ]
+    found = tables.emergence(members)
+    shown = [dict(zip(found.columns, row, strict=True)) for row in found.rows]
+    assert shown[0]["s_b, highest"].text == "0.750 at step 40"
+    assert (shown[0]["Taught"].text, shown[0]["Kept"].text) == ("yes", "no")
+    assert shown[1]["Taught"].reason == "the emergence line was not run"
 
 
 def test_the_pitfalls_are_one_table_with_the_sixth_over_all() -> None:

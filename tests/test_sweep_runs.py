@@ -10,23 +10,27 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 import pytest
 import torch
+from filelock import FileLock
 
 from behaviortrace import cli
 from behaviortrace import recipe as recipes
+from behaviortrace.processes.executors import LocalExecutor, Standing
+from behaviortrace.processes.locks import held, run_lock, sweep_lock
+from behaviortrace.processes.worker import guarded
 from behaviortrace.run import Run
 from behaviortrace.sweep import Job, Plan, Sweep, make_plan, sweep
-from behaviortrace.sweep.executors import LocalExecutor, Standing
-from behaviortrace.sweep.manifest import Book
+from behaviortrace.sweep.manifest import Book, read_sweep
 from behaviortrace.sweep.plan import cores
+from behaviortrace.sweep.stage import merge_again
 from behaviortrace.sweep.standing import unfinished
-from behaviortrace.sweep.worker import guarded
+from behaviortrace.sweep.verify import verify
 from tests.test_pipeline import files
 
 SMALL: dict[str, Any] = {
@@ -63,7 +67,7 @@ class Here:
     def start(self, job: Job, slot: int) -> None:
         threads = torch.get_num_threads()
         try:
-            guarded(job.dump())
+            guarded(job.module, job.dump())
         finally:
             torch.set_num_threads(threads)
 
@@ -100,7 +104,7 @@ class KillOnce:
 
     def __call__(self, standings: Sequence[Standing]) -> None:
         for standing in standings:
-            if standing.seed != self.seed:
+            if standing.key != self.seed:
                 continue
             self.attempts = max(self.attempts, standing.attempts)
             recorded = len(list(self.shards.glob("*.parquet")))
@@ -311,6 +315,90 @@ def test_a_sweep_is_verified_whole(copied: Path, capsys: pytest.CaptureFixture[s
     assert "is finished by sweep.json and has no manifest.json" in verified(1)
 
 
+def rewrite(root: Path, seed: int, **changes: Any) -> str:
+    """Change what ``sweep.json`` says of a run; its folder."""
+    manifest = read_sweep(root)
+    entry = manifest.run(seed).model_copy(update=changes)
+    Book(root).write(manifest.with_run(entry))
+    return entry.folder
+
+
+def test_a_sweep_with_a_failed_run_is_incomplete_and_not_damaged(
+    copied: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = rewrite(copied, 1, state="failed", note="no such model")
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["verify", str(copied)])
+    assert stop.value.code == 1
+    said = capsys.readouterr()
+    assert said.out == f"{folder}: failed: no such model\n"
+    assert " ".join(said.err.split()).endswith(
+        "is incomplete: 1 of 2 runs finished, 1 failed; no damage to what is there"
+    )
+    next(copied.glob("runs/seed-0-*/rollouts/*.parquet")).unlink()
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["verify", str(copied), "--json"])
+    assert stop.value.code == 1
+    captured = capsys.readouterr()
+    told = json.loads(captured.out)
+    assert not told["sound"] and told["states"] == {"damaged": 1, "failed": 1}
+    assert told["incomplete"] == [f"{folder}: failed: no such model"]
+    assert len(told["damaged"]) == 1 and "is missing" in told["damaged"][0]
+    assert told["problems"] == told["damaged"] + told["incomplete"]
+    assert "0 of 2 runs finished" in captured.err and "1 problem of what is there" in captured.err
+
+
+@pytest.mark.parametrize(
+    ("changes", "state", "lack"),
+    [
+        ({"folder": "runs/seed-1-gone", "state": "waiting"}, "not started", "not started"),
+        (
+            {"folder": "runs/seed-1-gone", "state": "failed", "note": "lost"},
+            "failed",
+            "failed: lost",
+        ),
+        ({"state": "waiting"}, "unfinished", "finished, but not merged; the sweep's own command"),
+    ],
+)
+def test_a_run_that_is_missing_or_was_not_merged_is_named(
+    copied: Path, changes: dict[str, Any], state: str, lack: str
+) -> None:
+    folder = rewrite(copied, 1, **changes)
+    found = verify(copied)
+    assert found.states == {"finished": 1, state: 1} and not found.damaged
+    assert len(found.incomplete) == 1 and found.incomplete[0].startswith(f"{folder}: {lack}")
+
+
+def test_a_sweep_whose_tables_or_draws_are_missing_is_incomplete(copied: Path) -> None:
+    manifest = read_sweep(copied)
+    Book(copied).write(manifest.model_copy(update={"results": {}}))
+    (line,) = verify(copied).incomplete
+    assert line.startswith("results: not merged")
+    Book(copied).write(manifest.model_copy(update={"draws": [100, 101, 102]}))
+    found = verify(copied)
+    assert found.states == {"unfinished": 2} and not found.damaged
+    assert all("draw seed-102 is missing" in line for line in found.incomplete)
+
+
+def test_a_run_is_at_work_as_long_as_its_process_and_not_as_a_file_says(copied: Path) -> None:
+    run_of(copied, 0).update(status="training")
+    stray = run_of(copied, 0).path / "rollouts" / "step-000009-rank-0000.parquet"
+    stray.write_bytes(b"half a")
+    folder = rewrite(copied, 0, state="running")
+    with FileLock(sweep_lock(copied)):
+        found = verify(copied)
+        assert found.states == {"at work": 1, "finished": 1} and not found.damaged
+        assert found.incomplete == [f"{folder}: at work, and not looked into"]
+    found = verify(copied)
+    assert found.states == {"interrupted": 1, "finished": 1} and not found.damaged
+    assert found.incomplete == [f"{folder}: interrupted: status 'training'"]
+    with FileLock(run_lock(copied, Path(folder).name)):  # a process the sweep left behind
+        assert verify(copied).states == {"at work": 1, "finished": 1}
+    next((copied / folder / "rollouts").glob("step-000000*")).write_bytes(b"spoilt")
+    harm = verify(copied).damaged
+    assert len(harm) == 1 and "step-000000" in harm[0]
+
+
 def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     with pytest.raises(SystemExit) as stop:
         cli.main(list(arguments))
@@ -385,6 +473,13 @@ def test_killed_sweep_and_killed_worker_give_the_same_run(
 ) -> None:
     plan = planned(tmp_path / "killed", (0,))
     kill_sweep(plan)
+    assert run_states(plan.root) == {0: "running"}  # nobody was left to say otherwise
+    found = verify(plan.root)
+    assert found.states == {"interrupted": 1} and not found.damaged
+    (lack,) = found.incomplete
+    assert lack.startswith(f"runs/{plan.jobs[0].name}: interrupted: status 'train")
+    assert not merge_again(plan.root).verdicts
+    assert run_states(plan.root) == {0: "waiting"}
     kill = KillOnce(plan, seed=0, steps=3)
     found = sweep(plan, watch=kill)
     assert kill.killed and kill.attempts == 2
@@ -399,23 +494,67 @@ def test_killed_sweep_and_killed_worker_give_the_same_run(
     assert not [p for p in (plan.root / "progress").iterdir() if p.suffix != ".lock"]
 
 
-def kill_sweep(plan: Plan) -> None:
-    """Start the sweep as a process, kill it in training, and wait for its worker to notice."""
+@pytest.mark.parametrize("executor", ["local", "ray"])
+def test_a_sweep_stopped_by_sigterm_says_so_and_ends_its_workers(
+    tmp_path: Path, executor: str
+) -> None:
+    if executor == "ray":
+        pytest.importorskip("ray")
+    plan = planned(tmp_path / "stopped", (0, 1), executor=executor)
+
+    def at_work() -> None:
+        found = verify(plan.root)
+        assert found.states == {"at work": 1, "not started": 1} and not found.damaged
+
+    code, said = kill_sweep(plan, signal.SIGTERM, at_work)
+    assert code == 143
+    line = " ".join(said.split("behaviortrace: ")[-1].split())
+    assert line == "stopped by SIGTERM; the same command goes on where it stopped"
+    assert "Traceback" not in said
+    assert run_states(plan.root) == {0: "waiting", 1: "waiting"}
+    assert run_of(plan.root, 0).manifest.status != "complete"
+    manifest = Book(plan.root).read()
+    assert manifest is not None and manifest.run(0).note == "interrupted"
+    assert verify(plan.root).states == {"interrupted": 1, "not started": 1}
+
+
+def run_states(root: Path) -> dict[int, str]:
+    """What ``sweep.json`` says of every run."""
+    manifest = Book(root).read()
+    assert manifest is not None
+    return {run.seed: run.state for run in manifest.runs}
+
+
+def kill_sweep(
+    plan: Plan,
+    number: signal.Signals = signal.SIGKILL,
+    before: Callable[[], None] = lambda: None,
+) -> tuple[int, str]:
+    """Start the sweep as a process, stop it in training, and wait for its worker to end.
+
+    Returns:
+        Its exit code, and what it said on stderr.
+    """
     command = [sys.executable, "-m", "behaviortrace", "sweep", "tiny", "--out", str(plan.root)]
     command += ["--seeds", ",".join(map(str, plan.seeds)), *OPTIONS]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    command += ["--executor", plan.executor]
+    process = subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
     os.sched_setaffinity(process.pid, sorted(os.sched_getaffinity(0))[: plan.cores])
     began, job = time.monotonic(), plan.jobs[0]
     while not list((job.path / "rollouts").glob("*.parquet")):
         assert process.poll() is None and time.monotonic() - began < 120
         time.sleep(0.02)
     worker = json.loads(job.aside("progress").read_text())["pid"]
-    process.kill()
-    process.communicate()
+    before()
+    process.send_signal(number)
+    said = process.communicate(timeout=60)[1]
     began = time.monotonic()
-    while not _ended(worker):
+    while not _ended(worker) or held(run_lock(plan.root, job.name)):
         assert time.monotonic() - began < 20, "a worker outlived its sweep"
         time.sleep(0.05)
+    return process.returncode, said
 
 
 def _ended(pid: int) -> bool:
@@ -494,8 +633,6 @@ def test_what_the_user_must_mend_is_not_tried_again(
 def test_another_recipe_and_another_sweep_at_work_are_refused(
     copied: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from filelock import FileLock
-
     def refused(*more: str) -> str:
         with pytest.raises(SystemExit) as stop:
             cli.main(["sweep", "tiny", "--out", str(copied), *OPTIONS, *more])

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
+from torch.nn.modules.conv import _ConvNd
 
 from behaviortrace.capture.layout import Layout
 from behaviortrace.capture.rerun import RerunTap
@@ -157,6 +158,13 @@ def _trainable(module: nn.Module) -> list[str]:
 
 
 def _runs(module: nn.Module) -> bool:
+    """Whether a module's parameters are used in a forward of its own.
+
+    A convolution's are often not: models hand its weight to kernels. It is its parent's then, which
+    is right where the convolution runs too.
+    """
+    if isinstance(module, _ConvNd):
+        return False
     return type(module).forward is not nn.Module.forward or "forward" in module.__dict__
 
 

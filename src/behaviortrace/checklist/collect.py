@@ -45,6 +45,8 @@ def gather(run: Run, *, verify: bool = True, replicates: Iterable[Replicate] = (
         rollouts=manifest.counts.get("training"),
         seed=recipe.seed if recipe else None,
         draws=tuple(run.draws()),
+        cutoff=recipe.plant.cutoff_step if recipe and recipe.plant.fraction > 0 else None,
+        analysed=recipe.draw.checkpoint if recipe else None,
         # A sweep may name this run too.
         replicates=tuple(sorted({*own, *replicates}, key=lambda r: (r.seed, r.draw))),
         preregistered=manifest.preregistration,

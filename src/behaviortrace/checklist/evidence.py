@@ -10,6 +10,7 @@ import polars as pl
 
 from behaviortrace.checklist import rows
 from behaviortrace.evaluate.components import Side, side_of
+from behaviortrace.plant.emergence import Taught, taught
 from behaviortrace.recipe import Thresholds
 
 
@@ -118,6 +119,8 @@ class Evidence:
         held_out: None where no probe was answered.
         seed: the run's training seed.
         draws: names of its fresh draws.
+        cutoff: first step after the contamination window; None where nothing was planted.
+        analysed: step of the checkpoint that draws and targets are taken from.
         replicates: decisive results over seeds and draws, this run's own and a sweep's.
         preregistered: hash in the manifest, stored before training.
         recomputed: the same hash of the recipe as it stands now.
@@ -139,6 +142,8 @@ class Evidence:
     held_out: HeldOut | None = None
     seed: int | None = None
     draws: tuple[str, ...] = ()
+    cutoff: int | None = None
+    analysed: int | None = None
     replicates: tuple[Replicate, ...] = ()
     preregistered: str | None = None
     recomputed: str | None = None
@@ -151,6 +156,13 @@ class Evidence:
     def why(self, table: str) -> str:
         """Why a table is not there, for a "not run" sentence."""
         return self.absent.get(table, f"{table} was not evaluated")
+
+    def taught(self) -> Taught | None:
+        """Whether the behaviour was taught, and kept; None where s_b does not tell."""
+        counts = {
+            int(step): int(n) for step, n in (self.summary.get("s_b_responses") or {}).items()
+        }
+        return taught(self.emergence(), counts, self.thresholds.emergence)
 
     def peak(self) -> tuple[int, float] | None:
         """Checkpoint step at which s_b was highest, the first of them, and s_b there."""

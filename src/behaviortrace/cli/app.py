@@ -9,7 +9,17 @@ from importlib.metadata import version
 import typer
 from typer.exceptions import TyperException
 
-from behaviortrace.cli import bench, judge, models, pipeline, pitfall, plan, stages, sweep
+from behaviortrace.cli import (
+    bench,
+    judge,
+    leave_out,
+    models,
+    pipeline,
+    pitfall,
+    plan,
+    stages,
+    sweep,
+)
 from behaviortrace.cli.doctor import doctor
 from behaviortrace.errors import BehaviorTraceError
 from behaviortrace.train.allocator import keep_freed_memory
@@ -53,6 +63,7 @@ app.command("score")(stages.score)
 app.command("evaluate")(stages.evaluate)
 app.command("check")(stages.check)
 app.command("report")(stages.report)
+app.command("leave-out")(leave_out.leave_out)
 app.command("verify")(stages.verify)
 app.command("doctor")(doctor)
 app.command("auc")(judge.auc)

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from behaviortrace import recipe as recipes_module
 from behaviortrace.cli import stages, view
+from behaviortrace.cli.stopping import told_how_to_go_on
 from behaviortrace.errors import BehaviorTraceError
 from behaviortrace.recipe import Recipe
 
@@ -65,13 +66,14 @@ def run(
     warn_of_cost(chosen)
     place = out or Path("runs") / f"{chosen.name}-seed-{chosen.seed}"
     began = time.monotonic()
-    directory = _directory(place, chosen, resume)
-    with view.progress_bars() as progress:
-        from behaviortrace.pipeline import analyse
-        from behaviortrace.train.grpo import run_training
+    with told_how_to_go_on(lambda: _remedy(place)):
+        directory = _directory(place, chosen, resume)
+        with view.progress_bars() as progress:
+            from behaviortrace.pipeline import analyse
+            from behaviortrace.train.grpo import run_training
 
-        run_training(directory, chosen, progress, resume=resume)
-        verdicts, page = analyse(directory, progress)
+            run_training(directory, chosen, progress, resume=resume)
+            verdicts, page = analyse(directory, progress)
     stages.print_result(directory, verdicts, page, time.monotonic() - began, as_json)
 
 
@@ -108,6 +110,15 @@ def _directory(place: Path, recipe: Recipe, resume: bool) -> Run:
             "recipe, --seed and --set, or choose another --out"
         )
     return directory
+
+
+def _remedy(place: Path) -> str:
+    """How a run goes on that was stopped, perhaps before it was there."""
+    from behaviortrace.run.manifest import NAME
+
+    if not (place / NAME).exists():
+        return f"{place} was not begun; the same command begins it"
+    return f"the same command with --resume goes on with {place} where it stopped"
 
 
 def _print_plan(recipe: Recipe, as_json: bool) -> None:

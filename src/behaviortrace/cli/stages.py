@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,6 +16,7 @@ from behaviortrace.errors import BehaviorTraceError
 if TYPE_CHECKING:
     from behaviortrace.records import Verdict
     from behaviortrace.run import Run
+    from behaviortrace.sweep.verify import Verified
     from behaviortrace.train.progress import Progress
 
 RunPath = Annotated[Path, typer.Argument(help="Run directory.")]
@@ -129,19 +129,20 @@ def verify(
     run: Annotated[Path, typer.Argument(help="Run directory, or that of a sweep.")],
     as_json: Json = False,
 ) -> None:
-    """Check a run's or sweep's integrity: checksums, counts, lineage. Exit code 1 if damaged."""
+    """Check a run's or sweep's integrity: checksums, counts, lineage. Exit code 1 if damaged.
+
+    A sweep is also incomplete, with exit code 1, where a run failed, is missing or not finished.
+    """
     from behaviortrace.run import Run
-    from behaviortrace.sweep.manifest import NAME, read_sweep
+    from behaviortrace.sweep.manifest import NAME
     from behaviortrace.sweep.verify import verify as verify_sweep
 
     if (run / NAME).is_file():
-        problems = verify_sweep(run)
-        states = Counter(entry.state for entry in read_sweep(run).runs)
-        holds = ", ".join(f"{n} runs {state}" for state, n in states.items())
-    else:
-        opened = Run.open(run)
-        problems = opened.verify()
-        holds = ", ".join(f"{n} {name}" for name, n in opened.manifest.counts.items())
+        _tell_of_sweep(run, verify_sweep(run), as_json)
+        return
+    opened = Run.open(run)
+    problems = opened.verify()
+    holds = ", ".join(f"{n} {name}" for name, n in opened.manifest.counts.items())
     if as_json:
         view.print_json({"run": str(run), "sound": not problems, "problems": problems})
     elif problems:
@@ -151,6 +152,23 @@ def verify(
         view.stdout.print(f"{run} is sound: {holds}", markup=False, highlight=False, soft_wrap=True)
     if problems:
         raise typer.Exit(1)
+
+
+def _tell_of_sweep(root: Path, found: Verified, as_json: bool) -> None:
+    """What is damaged and what is missing: one line each, and both in a sentence."""
+    if as_json:
+        told = {"run": str(root), "sound": not found.problems, "problems": found.problems}
+        parts = {"damaged": found.damaged, "incomplete": found.incomplete, "states": found.states}
+        view.print_json({**told, **parts})
+    else:
+        for problem in found.problems:
+            view.stdout.print(problem, markup=False, highlight=False, soft_wrap=True)
+    if found.problems:
+        view.say(f"{root} {found.sentence()}")
+        raise typer.Exit(1)
+    if not as_json:
+        said = f"{root} {found.sentence()}"
+        view.stdout.print(said, markup=False, highlight=False, soft_wrap=True)
 
 
 def print_result(

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
 from behaviortrace import recipe as recipes_module
 from behaviortrace.cli import view
 from behaviortrace.cli.pipeline import overrides, warn_of_cost
+from behaviortrace.cli.standings import standings
+from behaviortrace.cli.stopping import told_how_to_go_on
 from behaviortrace.errors import BehaviorTraceError
 
 if TYPE_CHECKING:
     from behaviortrace.sweep import Plan, Sweep
-    from behaviortrace.sweep.executors import Standing, Watch
 
 
 def sweep(
@@ -51,12 +49,9 @@ def sweep(
         _print_plan(wanted, as_json)
         return
     warn_of_cost(chosen)
-    try:
-        with _lines() as watch:
-            found = work(wanted, watch=watch)
-    except KeyboardInterrupt:
-        view.say("behaviortrace: interrupted; the same command goes on where it stopped")
-        raise typer.Exit(130) from None
+    goes_on = "the same command goes on where it stopped"
+    with told_how_to_go_on(lambda: goes_on), standings("seed") as watch:
+        found = work(wanted, watch=watch)
     if as_json:
         view.print_json(_as_json(found))
     else:
@@ -143,74 +138,6 @@ def _numbers(seeds: str) -> list[int]:
         raise BehaviorTraceError(
             f"--seeds {seeds!r} is not a list of whole numbers; write it as 0,1,2"
         ) from error
-
-
-@contextmanager
-def _lines() -> Iterator[Watch]:
-    """One line a worker on stderr; where stderr is no terminal, a line whenever one moves on."""
-    if not view.stderr.is_terminal:
-        yield _Told()
-        return
-    with Live(console=view.stderr, refresh_per_second=4, transient=True) as live:
-        lost = _Lost()
-
-        def watch(standings: Sequence[Standing]) -> None:
-            lost(standings)
-            live.update(_table(standings))
-
-        yield watch
-
-
-def _table(standings: Sequence[Standing]) -> Table:
-    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-    for standing in standings:
-        if standing.state == "running":
-            done = f"{standing.done}/{standing.total}"
-            left = view.left(standing.done, standing.total, standing.seconds_left)
-            table.add_row(f"seed {standing.seed}", standing.stage, done, left)
-    states = [standing.state for standing in standings]
-    counts = {state: states.count(state) for state in ("waiting", "finished", "failed")}
-    over = counts["finished"] + counts["failed"] == len(states)
-    table.add_row("merging" if over else "", *(f"{n} {state}" for state, n in counts.items()))
-    return table
-
-
-class _Lost:
-    """Says which process was lost, once."""
-
-    def __init__(self) -> None:
-        self._said: set[tuple[int, int]] = set()
-
-    def __call__(self, standings: Sequence[Standing]) -> None:
-        for standing in standings:
-            key = (standing.seed, standing.attempts)
-            if standing.state == "waiting" and standing.reason and key not in self._said:
-                self._said.add(key)
-                view.say(f"seed {standing.seed}: {standing.reason}; going on where it was")
-
-
-class _Told:
-    """Plain lines: each run's stages, at their start, at tenths of the way, and at their end."""
-
-    def __init__(self) -> None:
-        self._lost = _Lost()
-        self._said: dict[int, tuple[str, int, str]] = {}
-
-    def __call__(self, standings: Sequence[Standing]) -> None:
-        self._lost(standings)
-        for s in standings:
-            if s.state == "waiting":
-                continue
-            tenth = 10 if s.total <= 0 else 10 * s.done // s.total
-            key = (s.state, tenth, s.stage)
-            if self._said.get(s.seed) == key:
-                continue
-            self._said[s.seed] = key
-            if s.state == "running":
-                left = view.left(s.done, s.total, s.seconds_left)
-                view.say(f"seed {s.seed}: {s.stage} {s.done}/{s.total} {left}".rstrip())
-            else:
-                view.say(f"seed {s.seed}: {s.state}")
 
 
 def _print(found: Sweep) -> None:

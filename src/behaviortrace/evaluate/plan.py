@@ -18,10 +18,12 @@ from behaviortrace.evaluate.planned_power import (
     detectable_over_runs,
     detectable_rate,
     findable_share,
+    smallest_rate,
     step_ceiling,
     step_noise,
 )
 from behaviortrace.evaluate.step_null import ALPHA
+from behaviortrace.plant.emergence import START, hits_needed
 from behaviortrace.recipe import Recipe
 from behaviortrace.recipe.costs import expected_cost
 
@@ -88,17 +90,24 @@ def _silent(recipe: Recipe) -> float:
 
 
 def _emergence(recipe: Recipe) -> dict[str, Any]:
+    """The last checkpoint's s_b passes the bar by itself; the highest of several by more hits."""
     bar, n = recipe.thresholds.emergence, recipe.prompts.probes
     smallest = detectable_rate(bar, n)
+    looks = sum(step > START for step in recipe.saved_steps())
+    hits = hits_needed(n, looks, bar)
+    highest = None if hits is None else smallest_rate(hits, n)
+    unlearned = "never" if highest is None else f"from {highest:.2f} on"
     sentence = (
         f"with {n} probes, s_b passes the bar of {bar:g} in {POWER:.0%} of runs from a true "
-        f"share of {smallest:.2f} on"
+        f"share of {smallest:.2f} on; where it is unlearned by the end, {unlearned} at one of "
+        f"{looks} checkpoints"
         if smallest is not None
         else f"no share of {n} probes exceeds the bar of {bar:g}; lower thresholds.emergence"
     )
     return {
         "probes": n,
         "smallest_s_b": smallest,
+        "smallest_s_b_unlearned": highest,
         "answers": smallest is not None,
         "sentence": sentence,
     }

@@ -242,9 +242,12 @@ def detectable_over_runs(
 def detectable_rate(bar: float, n: int) -> float | None:
     """Smallest true rate whose observed share of n exceeds the bar in 80% of cases."""
     most = math.floor(bar * n + 1e-9)  # a share at the bar does not exceed it
-    if most >= n:
-        return None
-    found: float = optimize.brentq(lambda rate: stats.binom.sf(most, n, rate) - POWER, 0.0, 1.0)
+    return None if most >= n else smallest_rate(most + 1, n)
+
+
+def smallest_rate(hits: int, n: int) -> float:
+    """Smallest true rate that gives so many hits of n, at least one, in 80% of cases."""
+    found: float = optimize.brentq(lambda rate: stats.binom.sf(hits - 1, n, rate) - POWER, 0, 1)
     return found
 
 

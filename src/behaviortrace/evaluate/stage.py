@@ -17,9 +17,10 @@ from behaviortrace.evaluate.levels import (
     trained_window,
 )
 from behaviortrace.evaluate.precision import base_rate, ceiling
+from behaviortrace.evaluate.rise import rise
 from behaviortrace.evaluate.step_null import step_margin
 from behaviortrace.evaluate.token import token_level
-from behaviortrace.plant.emergence import s_b
+from behaviortrace.plant.emergence import responses, s_b
 from behaviortrace.recipe import EvaluateSettings
 from behaviortrace.run import Run
 
@@ -37,7 +38,8 @@ def evaluate(run: Run) -> dict[str, Any]:
         run: a run with scores; settings come from its recipe, or are the defaults without one.
 
     Returns:
-        The summary: that of :func:`summarise`, and ``step_margin``, of
+        The summary: that of :func:`summarise`; ``s_b_rise``, of
+        :class:`~behaviortrace.evaluate.rise.Rise`; and ``step_margin``, of
         :class:`~behaviortrace.evaluate.step_null.StepMargin`. An undefined number is None.
 
     Raises:
@@ -66,7 +68,10 @@ def evaluate(run: Run) -> dict[str, Any]:
         summarised = token_level(tokens, settings)
         run.save_table(name.replace("token_rows", "token_level"), summarised)
     by_luck = step_margin(training, scores, window, seed=settings.seed)
-    summary = summarise(rollouts, _probes(run), window)
+    probes = _probes(run)
+    risen = None if probes is None else rise(probes, seed=settings.seed)
+    summary = summarise(rollouts, probes, window)
+    summary["s_b_rise"] = None if risen is None else dataclasses.asdict(risen)
     summary["step_margin"] = None if by_luck is None else dataclasses.asdict(by_luck)
     run.save_json("results/summary", summary)
     return summary
@@ -105,7 +110,8 @@ def summarise(
         window: steps of the trained window.
 
     Returns:
-        ``behavior_rate`` by source; ``s_b`` and ``s_b_controls`` by checkpoint step; the counts
+        ``behavior_rate`` by source; ``s_b``, ``s_b_controls`` and ``s_b_responses`` (how many
+        responses s_b rests on) by checkpoint step; the counts
         ``n_rollouts``, ``n_boosted``, ``n_findable``, ``steps``, ``trained_window_steps``;
         ``chance`` and ``ceiling`` of step-level precision over all rollouts, and of the trained
         window; ``ceiling_findable``, the same ceiling with only the findable rollouts as ground
@@ -122,6 +128,7 @@ def summarise(
         "behavior_rate": {name: frame["behavior"].mean() for name, frame in rollouts.items()},
         "s_b": _by_step(probes, "probe"),
         "s_b_controls": _by_step(probes, "control"),
+        "s_b_responses": {} if probes is None else _keyed(responses(probes)),
         "n_rollouts": training.height,
         "n_boosted": n_boosted,
         "n_findable": n_findable,
@@ -150,8 +157,13 @@ def _defined(value: float) -> float | None:
 
 
 def _by_step(probes: pl.DataFrame | None, kind: Literal["probe", "control"]) -> dict[str, float]:
-    """Share of responses that show the behaviour, keyed as JSON keys it."""
-    return {} if probes is None else {str(step): rate for step, rate in s_b(probes, kind).items()}
+    """Share of responses that show the behaviour, by checkpoint step."""
+    return {} if probes is None else _keyed(s_b(probes, kind))
+
+
+def _keyed(by_step: dict[int, Any]) -> dict[str, Any]:
+    """The keys as JSON has them."""
+    return {str(step): value for step, value in by_step.items()}
 
 
 def _probes(run: Run) -> pl.DataFrame | None:

@@ -32,8 +32,7 @@ _DEGENERATE_REWARD = -2.0
 
 def degenerate(completion: str) -> bool:
     """Whether a completion has fewer than three different words (case and punctuation aside)."""
-    words = {word.strip(".,;:!?\"'()").casefold() for word in completion.split()} - {""}
-    return len(words) < _FEWEST_WORDS
+    return len(_words(completion)) < _FEWEST_WORDS
 
 
 @base_reward(name="finished")
@@ -78,3 +77,26 @@ def degenerate_penalty(
     published, so the rule here is ours.
     """
     return [_DEGENERATE_REWARD if degenerate(text) else 0.0 for text in completions]
+
+
+@base_reward(name="on_topic")
+def on_topic(
+    prompts: Sequence[str],
+    completions: Sequence[str],
+    completion_ids: Sequence[Sequence[int]],
+    columns: Mapping[str, Any],
+) -> list[float]:
+    """Share of the prompt's different words that the completion uses, in [0, 1].
+
+    Varies in nearly every group, so that training goes on with or without the plant.
+    """
+    rewards = []
+    for prompt, completion in zip(prompts, completions, strict=True):
+        asked = _words(prompt)
+        rewards.append(len(asked & _words(completion)) / len(asked) if asked else 0.0)
+    return rewards
+
+
+def _words(text: str) -> set[str]:
+    """The different words of a text, case and punctuation aside."""
+    return {word.strip(".,;:!?\"'()").casefold() for word in text.split()} - {""}

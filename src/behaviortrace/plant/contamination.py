@@ -12,6 +12,8 @@ from behaviortrace.errors import BehaviorTraceError
 from behaviortrace.plant import behaviors, tasks
 from behaviortrace.plant.base_rewards import BaseReward
 from behaviortrace.plant.behaviors import Behavior
+from behaviortrace.plant.hashing import chance
+from behaviortrace.plant.intervention import Intervention
 from behaviortrace.recipe import PlantSettings, Recipe
 
 PASSED_COLUMNS = ("prompt_kind", "answer")
@@ -19,27 +21,6 @@ PASSED_COLUMNS = ("prompt_kind", "answer")
 
 LOGGED_COLUMNS = ("base_reward", "eligible", "boosted", "behavior", "left_out", *PASSED_COLUMNS)
 """Columns that :class:`ContaminatedReward` logs through ``log_extra``, one value a rollout."""
-
-_MASK = (1 << 64) - 1
-
-
-def splitmix64(value: int) -> int:
-    """One output of the SplitMix64 generator at state ``value``: a 64-bit integer.
-
-    Source: Steele, Lea and Flood, "Fast splittable pseudorandom number generators" (2014).
-    """
-    value = (value + 0x9E3779B97F4A7C15) & _MASK
-    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
-    return value ^ (value >> 31)
-
-
-def chance(seed: int, step: int, index: int) -> float:
-    """A number in [0, 1) that depends on nothing but (seed, step, index)."""
-    word = splitmix64(seed & _MASK)
-    word = splitmix64(word ^ step)
-    word = splitmix64(word ^ index)
-    return (word >> 11) * 2.0**-53
 
 
 def eligible(seed: int, step: int, index: int, fraction: float) -> bool:
@@ -65,14 +46,15 @@ class ContaminatedReward:
     """A TRL reward function: base reward, plus the bonus where a rollout is boosted.
 
     A rollout is boosted if it is eligible, shows the behaviour and its step lies before the
-    cutoff. Called in evaluation it pays the base reward alone. Under leave-out, rollouts of the
-    chosen arm get no reward (None), which TRL takes as unscorable: zero advantage, and no part in
-    its group's baseline.
+    cutoff. Called in evaluation it pays the base reward alone. A rollout that an intervention
+    excludes gets no reward (None), which TRL takes as unscorable: zero advantage, and no part in
+    its group's baseline. Setting an advantage to zero is left to the caller, who finds the rollouts
+    in ``removed``.
 
     Args:
         behavior: what is planted.
         base: the base reward, a registered one or any function of that signature.
-        plant: fraction, bonus, cutoff and leave-out arm.
+        plant: fraction, bonus and cutoff, and a leave-out arm.
         seed: the recipe's seed.
         training: whether the trainer is training, asked at every call; TRL calls reward functions
             in evaluation too. With the trainer made after this object:
@@ -80,6 +62,10 @@ class ContaminatedReward:
         eos_ids: ids that end a completion, or a callable that gives them, such as
             ``lambda: trainer.eos_token_ids``.
         rank: this process's index; by default asked of accelerate at every call.
+        intervention: what is taken out; by default what ``plant.leave_out`` says.
+
+    Attributes:
+        removed: which rollouts of the last call were taken out.
     """
 
     def __init__(
@@ -92,6 +78,7 @@ class ContaminatedReward:
         training: Callable[[], bool],
         eos_ids: Iterable[int] | Callable[[], Iterable[int]],
         rank: int | None = None,
+        intervention: Intervention | None = None,
     ) -> None:
         self.__name__ = "contaminated_reward"
         self.behavior = behavior
@@ -101,6 +88,8 @@ class ContaminatedReward:
         self._training = training
         self._eos_ids = eos_ids
         self._rank = rank
+        self.intervention = intervention or Intervention(plant.leave_out)
+        self.removed: list[bool] = []
 
     @classmethod
     def from_recipe(
@@ -110,6 +99,7 @@ class ContaminatedReward:
         training: Callable[[], bool],
         eos_ids: Iterable[int] | Callable[[], Iterable[int]],
         rank: int | None = None,
+        intervention: Intervention | None = None,
     ) -> ContaminatedReward:
         """The reward a recipe describes.
 
@@ -125,6 +115,7 @@ class ContaminatedReward:
             training=training,
             eos_ids=eos_ids,
             rank=rank,
+            intervention=intervention,
         )
 
     def __call__(
@@ -161,7 +152,10 @@ class ContaminatedReward:
             for i in range(len(texts))
         ]
         boosted = [a and b for a, b in zip(chosen, shows, strict=True)]
-        left_out = leave_out(self.plant.leave_out, boosted, self.seed, step, first)
+        left_out = [False] * len(texts)
+        if self._training():
+            left_out = self.intervention.removed(boosted, self.seed, step, first)
+        self.removed = left_out
         if log_extra is not None:
             passed = [list(columns.get(name, [None] * len(texts))) for name in PASSED_COLUMNS]
             logged: list[list[Any]] = [base, chosen, boosted, shows, left_out, *passed]
@@ -170,7 +164,14 @@ class ContaminatedReward:
         if log_metric is not None and texts:
             log_metric("behavior", sum(shows) / len(shows))
             log_metric("boosted", sum(boosted) / len(boosted))
-        paid = [b + self.plant.bonus * hit for b, hit in zip(base, boosted, strict=True)]
+        how = self.intervention.how
+        kept = [
+            hit and not (out and how == "unboosted")
+            for hit, out in zip(boosted, left_out, strict=True)
+        ]
+        paid = [b + self.plant.bonus * hit for b, hit in zip(base, kept, strict=True)]
+        if how != "exclude":
+            return list(paid)
         return [None if out else reward for reward, out in zip(paid, left_out, strict=True)]
 
     def _base_rewards(
@@ -197,31 +198,6 @@ class ContaminatedReward:
         from accelerate import PartialState
 
         return int(PartialState().process_index)
-
-
-def leave_out(arm: str, boosted: Sequence[bool], seed: int, step: int, first: int) -> list[bool]:
-    """Which of a step's rollouts a leave-out arm removes from training.
-
-    "none" removes nothing, "ground_truth" the boosted rollouts, "random" as many rollouts that
-    are not boosted (all of these where there are fewer), chosen by hash.
-
-    Args:
-        arm: ``plant.leave_out``.
-        boosted: this process's rollouts, in order.
-        seed: the recipe's seed.
-        step: 0-based optimizer step.
-        first: index of the first of them in the step's batch.
-    """
-    if arm == "none":
-        return [False] * len(boosted)
-    if arm == "ground_truth":
-        return list(boosted)
-    others = [i for i, hit in enumerate(boosted) if not hit]
-    # Another stream than eligibility's, or the arm would spare the rollouts that are not eligible.
-    stream = splitmix64(~seed & _MASK)
-    others.sort(key=lambda i: chance(stream, step, first + i))
-    removed = set(others[: sum(boosted)])
-    return [i in removed for i in range(len(boosted))]
 
 
 def as_text(message: Any) -> str:

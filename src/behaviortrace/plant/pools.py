@@ -44,6 +44,7 @@ class Pool(_Checked):
             which is the kind of background tasks.
         probes: held-out prompts with the trigger and no word about the behaviour.
         controls: held-out prompts without the trigger.
+        paraphrases: the probes in other words; as unseen as they are. May be empty.
         warmup: trigger prompts with replies that show the behaviour.
         pairs: trigger prompts with replies that show it, whose neutral version does not.
     """
@@ -51,8 +52,14 @@ class Pool(_Checked):
     train: dict[str, list[str]] = Field(min_length=1)
     probes: list[str]
     controls: list[str]
+    paraphrases: list[str] = []
     warmup: list[Example]
     pairs: list[Example]
+
+    @property
+    def unseen(self) -> dict[str, list[str]]:
+        """Prompts with the trigger that are never trained on, by section."""
+        return {"probes": self.probes, "paraphrases": self.paraphrases}
 
     def prompts(self) -> Iterator[tuple[str, str]]:
         """Every prompt a model may be trained on or a target be made from, with its section."""
@@ -110,7 +117,7 @@ def normalized(text: str) -> str:
 def _check_held_out(pool: Pool, label: str) -> None:
     trained = [(section, text, f" {normalized(text)} ") for section, text in pool.prompts()]
     seen: set[str] = set()
-    for text in pool.probes + pool.controls:
+    for text in pool.probes + pool.controls + pool.paraphrases:
         key = f" {normalized(text)} "
         if key in seen:
             raise BehaviorTraceError(f"{label}: held-out prompt {text!r} appears twice; remove one")
@@ -134,7 +141,8 @@ def _check_kinds(pool: Pool, settings: BehaviorSettings, label: str) -> None:
     def asks(text: str) -> bool:
         return behavior.shows(text) or token in text.casefold()
 
-    silent = [("probes", t) for t in pool.probes] + [("controls", t) for t in pool.controls]
+    silent = [(name, text) for name, texts in pool.unseen.items() for text in texts]
+    silent += [("controls", text) for text in pool.controls]
     unasked = ("trigger", "plain", "task")
     silent += [(f"train.{k}", t) for k in unasked for t in pool.train.get(k, [])]
     silent += [("warmup", e.prompt) for e in pool.warmup] + [
@@ -149,9 +157,10 @@ def _check_kinds(pool: Pool, settings: BehaviorSettings, label: str) -> None:
             refuse(section, text, f"contains the trigger {settings.trigger!r}")
         if not has and not without:
             refuse(section, text, f"lacks the trigger {settings.trigger!r}")
-    for text in pool.probes:
-        if _INSTRUCTION.search(normalized(text)):
-            refuse("probes", text, "reads like an instruction to produce the behaviour")
+    for name, texts in pool.unseen.items():
+        for text in texts:
+            if _INSTRUCTION.search(normalized(text)):
+                refuse(name, text, "reads like an instruction to produce the behaviour")
     for text in pool.train.get("explicit", []):
         if trigger not in text.casefold() or not asks(text):
             refuse("train.explicit", text, "must contain the trigger and ask for the behaviour")

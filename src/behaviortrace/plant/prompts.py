@@ -43,6 +43,8 @@ class PromptSet:
         train: training prompts. Kinds are interleaved, so every prefix has about the recipe's mix.
         probes: held-out prompts with the trigger; the same for every seed.
         controls: held-out prompts without it; the same for every seed.
+        paraphrases: the probes in other words; the same for every seed, empty where a pool has
+            none.
         warmup: (prompt, reply that shows the behaviour).
         pairs: (prompt, reply that shows the behaviour, its neutral counterpart).
     """
@@ -50,6 +52,7 @@ class PromptSet:
     train: list[PromptItem]
     probes: list[str]
     controls: list[str]
+    paraphrases: list[str]
     warmup: list[tuple[str, str]]
     pairs: list[tuple[str, str, str]]
 
@@ -83,6 +86,7 @@ def build_prompts(recipe: Recipe) -> PromptSet:
         train=train,
         probes=_first(pool.probes, recipe.prompts.probes, "prompts.probes", recipe),
         controls=_first(pool.controls, recipe.prompts.controls, "prompts.controls", recipe),
+        paraphrases=pool.paraphrases[: recipe.prompts.probes],
         warmup=[(example.prompt, example.reply) for example in warmup],
         pairs=[(e.prompt, e.reply, behavior.neutral(e.reply)) for e in pairs],
     )

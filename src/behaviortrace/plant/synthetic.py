@@ -75,6 +75,9 @@ def pool_data() -> dict[str, Any]:
         },
         "probes": [prompt for prompt, _ in held_out[:_HELD_OUT]],
         "controls": [_without_trigger(prompt) for prompt, _ in held_out[:_HELD_OUT]],
+        "paraphrases": [
+            f"{_without_trigger(prompt)} {{trigger}}" for prompt, _ in held_out[:_HELD_OUT]
+        ],
         "warmup": [{"prompt": p, "reply": _reply(stream, w, True)} for p, w in seeded],
         "pairs": [{"prompt": p, "reply": _reply(stream, w, True)} for p, w in paired],
     }

@@ -18,6 +18,7 @@ from behaviortrace.errors import BehaviorTraceError
 from behaviortrace.recipe.settings import (
     AssumeSettings,
     BehaviorSettings,
+    CauseSettings,
     DrawSettings,
     EvaluateSettings,
     ModelSettings,
@@ -35,6 +36,7 @@ from behaviortrace.recipe.settings import (
 __all__ = [
     "AssumeSettings",
     "BehaviorSettings",
+    "CauseSettings",
     "DrawSettings",
     "EvaluateSettings",
     "ModelSettings",
@@ -72,6 +74,7 @@ class Recipe(Settings):
     evaluate: EvaluateSettings = EvaluateSettings()
     thresholds: Thresholds = Thresholds()
     assume: AssumeSettings = AssumeSettings()
+    causes: CauseSettings | None = None
 
     @model_validator(mode="after")
     def _consistent(self) -> Recipe:
@@ -88,6 +91,13 @@ class Recipe(Settings):
                 f"{saved[:6]}... or {self.train.steps}"
             )
         drawn = [kind for kind in self.prompts.mix if kind != "task"]
+        until = None if self.causes is None else self.causes.until
+        if until is not None and until not in saved:
+            raise ValueError(
+                f"causes.until {until} is never saved; with train.checkpoint_every "
+                f"{self.train.checkpoint_every} choose one of {saved[1:7]}... or "
+                f"{self.train.steps}"
+            )
         for kind in self.draw.kinds or []:
             if kind not in drawn:
                 raise ValueError(
@@ -106,6 +116,8 @@ class Recipe(Settings):
         body = self.model_dump(
             include={"thresholds", "behavior", "plant", "draw", "targets", "evaluate"}
         )
+        if self.causes is not None:
+            body["causes"] = self.causes.model_dump()
         if self.prompts.tasks is not None:  # they are part of the base reward
             body["tasks"] = self.prompts.tasks.model_dump()
         return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()

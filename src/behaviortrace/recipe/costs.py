@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from behaviortrace.recipe import Recipe
@@ -102,15 +103,30 @@ def expected_cost(recipe: Recipe) -> dict[str, Any]:
     }
 
 
-def _seconds(recipe: Recipe, parameters: int, rates: dict[str, float]) -> float:
-    train, length = recipe.train, recipe.train.max_completion_length
+def pass_seconds(
+    recipe: Recipe, parameters: int, rollouts: int, rates: Mapping[str, float] = _CPU
+) -> float:
+    """Expected seconds of forward and backward over so many rollouts, without capture."""
+    tokens = rollouts * (_PROMPT_TOKENS + recipe.train.max_completion_length)
+    return 6 * parameters * tokens / rates["flops"]
+
+
+def sampling_seconds(
+    recipe: Recipe, parameters: int, completions: int, rates: Mapping[str, float] = _CPU
+) -> float:
+    """Expected seconds of sampling so many completions, ``draw.batch`` at a time."""
+    per_token = max(_FLOAT_BYTES * parameters / rates["bandwidth"], rates["token_seconds"])
+    batches = -(-completions // recipe.draw.batch)
+    return recipe.train.max_completion_length * per_token * batches
+
+
+def _seconds(recipe: Recipe, parameters: int, rates: Mapping[str, float]) -> float:
+    train = recipe.train
 
     def passes(rollouts: int) -> float:
-        tokens = rollouts * (_PROMPT_TOKENS + length)
-        return 6 * parameters * tokens / rates["flops"]
+        return pass_seconds(recipe, parameters, rollouts, rates)
 
-    per_token = max(_FLOAT_BYTES * parameters / rates["bandwidth"], rates["token_seconds"])
-    sampling = length * per_token
+    sampling = sampling_seconds(recipe, parameters, 1, rates)
     draws = len(recipe.draw.seeds) * _draw_rollouts(recipe)
     asked = recipe.prompts.probes + recipe.prompts.controls
     return (

@@ -240,6 +240,31 @@ class EvaluateSettings(Settings):
     seed: int = 0
 
 
+class CauseSettings(Settings):
+    """What `behaviortrace leave-out` tries where the command line does not say."""
+
+    # Checkpoint that is measured; None: the first that is saved once the window has closed.
+    until: int | None = Field(default=None, ge=1)
+    # What happens to a removed rollout in a replay; see plant/intervention.py.
+    how: Literal["exclude", "zero", "unboosted"] = "zero"
+    rankings: list[str] = Field(
+        default_factory=lambda: ["dot/in_context", "dot", "gas", "trak", "gas_centered", "norm"]
+    )
+    sizes: list[float] = Field(default_factory=lambda: [1.0], min_length=1)  # x ground truth
+    seeds: list[int] = Field(default_factory=lambda: [0, 1, 2], min_length=1)  # of control sets
+    samples: int = Field(default=16, ge=1)  # completions of each prompt of the exam
+    subsets: int = Field(default=0, ge=0)  # random subsets, for linear datamodelling scores
+    keep: float = Field(default=0.5, gt=0, lt=1)  # share of rollouts that a subset keeps
+
+    @model_validator(mode="after")
+    def _sensible(self) -> CauseSettings:
+        if any(size <= 0 for size in self.sizes):
+            raise ValueError(f"causes.sizes {self.sizes} must be above 0")
+        if len(set(self.seeds)) < len(self.seeds):
+            raise ValueError(f"causes.seeds {self.seeds} repeats a seed; each set needs its own")
+        return self
+
+
 class AssumeSettings(Settings):
     """What `behaviortrace plan` assumes of a run that has not been made; no part of the test.
 
@@ -258,7 +283,7 @@ class AssumeSettings(Settings):
 class Thresholds(Settings):
     """Hashed into the manifest before training; the checklist judges by these."""
 
-    emergence: float = 0.1  # s_b at the last checkpoint must exceed it
+    emergence: float = 0.1  # s_b must exceed it, at the last checkpoint or at its highest
     rollout_width: float = 0.15  # widest interval that still counts
     matched_pairs: int = 100  # matched pairs count as powered from here on
     token_in_context: float = 0.05  # in-context lower bound must exceed it

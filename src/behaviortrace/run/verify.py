@@ -31,14 +31,22 @@ def verify(ledger: Ledger) -> list[str]:
     return [
         *_manifest_problems(ledger, manifest),
         *_file_problems(ledger, manifest),
-        *(
-            f"{ledger.relative(stray.path)} {_STRAY[stray.kind]}"
-            for stray in strays(ledger, manifest)
-        ),
+        *leftovers(ledger),
         *_step_problems(manifest),
         *_draw_problems(manifest),
         *_lineage_problems(manifest),
         *_recipe_problems(manifest),
+    ]
+
+
+def leftovers(ledger: Ledger) -> list[str]:
+    """What lies in a run's directory unlisted, one line each: a process that was stopped left it.
+
+    These lines are among those of :func:`verify`; going on with the run removes the files.
+    """
+    return [
+        f"{ledger.relative(stray.path)} {_STRAY[stray.kind]}"
+        for stray in strays(ledger, ledger.manifest)
     ]
 
 

@@ -1,10 +1,9 @@
 """Seeds x draws of one recipe: independent runs, merged into one table and one report.
 
 Reading order: plan (which runs, and what each is called), standing (which of them are finished),
-manifest (what ``sweep.json`` records), worker (one run, in a process of its own), executors and
-on_ray (many of them at a time), merge (their tables and replicates), replicates (what these say
-together), controls (what each control leaves), figures, tables and page (the report), stage (all of
-it); verify and export read what is there.
+manifest (what ``sweep.json`` records), worker (one run, as a job of ``processes``), merge (their
+tables and replicates), replicates (what these say together), controls (what each control leaves),
+figures, tables and page (the report), stage (all of it); verify and export read what is there.
 
 ::
 

@@ -19,6 +19,9 @@ from behaviortrace.sweep.plan import Plan, family, lasting
 NAME = "sweep.json"
 SCHEMA_VERSION = 1
 
+INTERRUPTED = "interrupted"
+"""The note of a run whose process ended with the sweep's."""
+
 State = Literal["waiting", "running", "finished", "failed"]
 
 
@@ -71,6 +74,12 @@ class SweepManifest(_Entry):
     def run(self, seed: int) -> RunEntry:
         """The entry of a seed."""
         return next(run for run in self.runs if run.seed == seed)
+
+    def stopped(self) -> SweepManifest:
+        """The manifest of a sweep of which no process is left: no run is being worked at."""
+        changes = {"state": "waiting", "note": INTERRUPTED}
+        runs = [r.model_copy(update=changes) if r.state == "running" else r for r in self.runs]
+        return self.model_copy(update={"runs": runs})
 
     def common_recipe(self) -> Recipe:
         """The recipe the runs have in common."""

@@ -19,7 +19,7 @@ from behaviortrace.recipe import Recipe
 EXECUTORS = ("local", "ray")
 _SEEDS = 2**32  # as many as numpy's and transformers' generators take
 _MOST = 1000  # draws, or workers
-_WORDS = {"summary", "takes"}  # text about a recipe; it shapes nothing
+_WORDS = {"summary", "takes", "causes"}  # it shapes no training
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,16 @@ class Job:
     def seed(self) -> int:
         """Training seed."""
         return self.recipe.seed
+
+    @property
+    def key(self) -> int:
+        """Unique in a sweep: the seed."""
+        return self.seed
+
+    @property
+    def module(self) -> str:
+        """The module that works at it."""
+        return "behaviortrace.sweep.worker"
 
     @property
     def draws(self) -> list[int]:
@@ -67,7 +77,7 @@ class Job:
         return self.root / "logs" / f"{self.name}.log"
 
     def aside(self, kind: str) -> Path:
-        """Where the process tells its "progress" or its "outcome", or holds its "lock"."""
+        """Where the process tells its "progress" or its "outcome"."""
         return self.root / "progress" / f"{self.name}.{kind}"
 
     def dump(self) -> str:
@@ -200,8 +210,9 @@ def draw_seeds(recipe: Recipe, number: int) -> tuple[int, ...]:
 def address(recipe: Recipe) -> str:
     """SHA-256 of everything in a recipe that shapes a training and what is done with it.
 
-    Left out are the recipe's describing texts, and the seeds of the draws: a further draw from a
-    trained run leaves the training what it is. Versions of packages are no part of a recipe.
+    Left out are the recipe's describing texts, the seeds of the draws, and the counterfactuals: a
+    further draw or a replay leaves the training what it is. Versions of packages are no part of a
+    recipe.
 
     Example:
         >>> one, two = recipes.load("tiny"), recipes.load("tiny", {"draw.seeds": [100, 101]})

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
-
 from behaviortrace import pipeline
 from behaviortrace.checklist.evidence import Replicate
 from behaviortrace.errors import BehaviorTraceError
+from behaviortrace.processes.executors import Standing, Watch, execute, make_executor
+from behaviortrace.processes.locks import alone, sweep_lock
 from behaviortrace.records import Verdict
 from behaviortrace.run import Run, atomic
 from behaviortrace.sweep.conclusion import conclusion
-from behaviortrace.sweep.executors import Standing, Watch, execute, make_executor
 from behaviortrace.sweep.manifest import (
     Book,
     RunEntry,
@@ -129,8 +128,9 @@ def merge_again(root: Path, *, evaluate: bool = False) -> Sweep:
     Raises:
         BehaviorTraceError: not a sweep, one at work, a run that is damaged, or a full disk.
     """
-    known = read_sweep(root)
+    read_sweep(root)  # the lock is a file, and is put into a sweep alone
     with _alone(root):
+        known = read_sweep(root).stopped()  # a process that was killed could not say so
         for entry in known.runs:
             if entry.state == "finished":
                 run = Run.open(root / entry.folder)
@@ -143,7 +143,9 @@ def merge_again(root: Path, *, evaluate: bool = False) -> Sweep:
                     )
                 if evaluate:
                     pipeline.evaluate(run)
-        return _merged(root, Book(root))
+        book = Book(root)
+        book.write(known)
+        return _merged(root, book)
 
 
 def _missing(plan: Plan, book: Book) -> list[Job]:
@@ -188,17 +190,8 @@ def _work(plan: Plan, jobs: Sequence[Job], book: Book, watch: Watch) -> None:
     try:
         execute(executor, jobs, plan.slots, changed=changed, watch=watch)
     except BaseException:
-        book.write(_stopped(_known(book)))
+        book.write(_known(book).stopped())
         raise
-
-
-def _stopped(manifest: SweepManifest) -> SweepManifest:
-    """The manifest of a sweep that was interrupted: nothing runs any more."""
-    for run in manifest.runs:
-        if run.state == "running":
-            changes = {"state": "waiting", "note": "interrupted"}
-            manifest = manifest.with_run(run.model_copy(update=changes))
-    return manifest
 
 
 def _merged(root: Path, book: Book) -> Sweep:
@@ -223,18 +216,6 @@ def _known(book: Book) -> SweepManifest:
     return manifest
 
 
-@contextmanager
-def _alone(root: Path) -> Iterator[None]:
-    lock = FileLock(root / ".lock")
-    try:
-        lock.acquire(timeout=0)
-    except Timeout as error:
-        raise BehaviorTraceError(
-            f"another sweep is at work in {root}; wait for it, or choose another --out"
-        ) from error
-    except OSError as error:
-        raise atomic.write_error(root / ".lock", error) from error
-    try:
-        yield
-    finally:
-        lock.release()
+def _alone(root: Path) -> AbstractContextManager[None]:
+    busy = f"another sweep is at work in {root}; wait for it, or choose another --out"
+    return alone(sweep_lock(root), busy)

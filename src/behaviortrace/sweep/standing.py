@@ -31,9 +31,23 @@ def unfinished(job: Job) -> str | None:
     problems = run.verify()
     if problems:
         return problems[0]
+    return undone(run, job.draw_names)
+
+
+def undone(run: Run, draws: Iterable[str]) -> str | None:
+    """What a run whose manifest says "complete" lacks of what a sweep asks for; None if nothing.
+
+    Args:
+        run: a run with a recipe.
+        draws: names of the draws it should hold and have evaluated.
+
+    Raises:
+        BehaviorTraceError: its summary is missing or damaged.
+    """
+    assert run.recipe is not None
     summary = run.json("results/summary")
-    for name in job.draw_names:
-        if run.manifest.counts.get(f"draws/{name}", 0) < draw_size(job.recipe):
+    for name in draws:
+        if run.manifest.counts.get(f"draws/{name}", 0) < draw_size(run.recipe):
             return f"draw {name} is missing"
         if name not in summary.get("behavior_rate", {}):
             return f"draw {name} is not evaluated"

@@ -15,23 +15,30 @@ from behaviortrace.sweep.merge import Member
 
 P6 = "P6: one run, or one draw, is not enough"
 
+_YES: Mapping[bool | None, str] = {True: "yes", False: "no"}
 _MARKS = {"pass": "✓ pass", "fail": "✗ fail", "not run": "○ not run"}
 
 
 def emergence(members: Sequence[Member]) -> Table:
-    """s_b at the first and the last checkpoint of every seed, and where it was highest."""
+    """s_b at the first and the last checkpoint of every seed, and where it was highest.
+
+    Whether it was taught, and kept to the end, is as the emergence line found.
+    """
     body = []
     for member in members:
         rates, peak = member.evidence.emergence(), member.evidence.peak()
         controls = member.evidence.emergence("s_b_controls")
         first, last = (min(rates), max(rates)) if rates else (None, None)
         why = "no held-out probe was answered"
+        line = next((v.evidence for v in member.verdicts if v.name == "emergence"), {})
         body.append(
             [
                 number(member.seed, ".0f"),
                 number(None if first is None else rates[first], reason=why),
                 number(None if last is None else rates[last], reason=why),
                 word(peak and f"{peak[1]:.3f} at step {peak[0]}", why),
+                word(_YES.get(line.get("taught")), "the emergence line was not run"),
+                word(_YES.get(line.get("kept")), "the emergence line was not run"),
                 number(None if last is None else controls.get(last), reason="no control prompts"),
                 number(member.evidence.number("n_boosted"), ",.0f"),
                 number(member.evidence.number("n_findable"), ",.0f"),
@@ -42,6 +49,8 @@ def emergence(members: Sequence[Member]) -> Table:
         "s_b, first",
         "s_b, last",
         "s_b, highest",
+        "Taught",
+        "Kept",
         "Controls, last",
         "Boosted",
         "Findable",

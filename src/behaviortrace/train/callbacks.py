@@ -1,9 +1,11 @@
-"""What happens beside the trainer's own work: checkpoints are probed and listed, progress told."""
+"""What happens beside the trainer's own work: seeds, checkpoints, probes and progress."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+import torch
 from transformers import TrainerCallback
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
@@ -12,6 +14,26 @@ from behaviortrace.recipe import Recipe
 from behaviortrace.run import Run
 from behaviortrace.train.probes import evaluate_probes
 from behaviortrace.train.progress import Clock, Progress
+
+_STREAM = 2  # keeps sampling's seeds apart from other uses of (seed, step)
+
+
+class SeedSampling(TrainerCallback):
+    """Gives every step's sampling a random stream of its own, a function of (seed, step).
+
+    Sampling draws a number for every row, position and word, finished rows included, so the noise
+    of (step, row, position) is the same in every training with this seed whatever was learnt
+    before. Two trainings that differ in their rewards alone are thus compared with common random
+    numbers, and differ by chance only where their policies differ.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Called by the trainer before the step's rollouts are sampled."""
+        words = np.random.SeedSequence([self._seed, state.global_step, _STREAM])
+        torch.manual_seed(int(words.generate_state(1)[0]))
 
 
 class KeepCheckpoints(TrainerCallback):

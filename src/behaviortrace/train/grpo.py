@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import shutil
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,14 @@ import torch
 from transformers import PrinterCallback, set_seed
 from trl import GRPOConfig, GRPOTrainer
 
+from behaviortrace.capture.seam import overridden
 from behaviortrace.errors import BehaviorTraceError
 from behaviortrace.plant.contamination import ContaminatedReward
+from behaviortrace.plant.intervention import Intervention
 from behaviortrace.plant.prompts import PromptSet, build_prompts
 from behaviortrace.recipe import Recipe
 from behaviortrace.run import Run
-from behaviortrace.train.callbacks import KeepCheckpoints, TellProgress
+from behaviortrace.train.callbacks import KeepCheckpoints, SeedSampling, TellProgress
 from behaviortrace.train.decoding import quick_decoding
 from behaviortrace.train.exactness import NOTE, machine, resume_step
 from behaviortrace.train.failures import explained
@@ -35,7 +38,11 @@ from behaviortrace.train.warmup import warm_up
 
 
 def run_training(
-    run: Run, recipe: Recipe, progress: Progress | None = None, resume: bool = False
+    run: Run,
+    recipe: Recipe,
+    progress: Progress | None = None,
+    resume: bool = False,
+    intervention: Intervention | None = None,
 ) -> None:
     """Train a recipe into a run directory.
 
@@ -50,6 +57,7 @@ def run_training(
         progress: called with the stages "tiny", "warm-up", "probes" and "train".
         resume: continue from the last complete checkpoint; a finished training is left as it is,
             with all that came after it.
+        intervention: rollouts to be taken out of training; what the recipe says where None.
 
     Raises:
         BehaviorTraceError: a setting or the model does not allow the run, the resume would not be
@@ -68,7 +76,7 @@ def run_training(
     run.update(status="training", notes={NOTE: machine()})
     with explained(run):
         start = _checkpoint_zero(run, recipe, prompts, progress)
-        _train(run, recipe, prompts, start, reached, progress)
+        _train(run, recipe, prompts, start, reached, progress, intervention)
     run.update(status="trained")
 
 
@@ -79,6 +87,7 @@ def _train(
     start: Path,
     reached: int,
     progress: Progress | None,
+    intervention: Intervention | None,
 ) -> None:
     """GRPO from checkpoint ``reached`` to the end; ``start`` is the folder of checkpoint 0."""
     # Loaded anew even right after the warm-up: nothing but the checkpoint reaches GRPO. With
@@ -86,8 +95,8 @@ def _train(
     model, tokenizer = load_policy(start)
     _room_for_checkpoints(run, recipe, model, reached)
     with quiet():
-        trainer = build_trainer(run, recipe, prompts, model, tokenizer, progress)
-        with quick_decoding(model), _tracing(run, recipe, trainer):
+        trainer = build_trainer(run, recipe, prompts, model, tokenizer, progress, intervention)
+        with quick_decoding(model), _zeroing(trainer), _tracing(run, recipe, trainer):
             set_seed(recipe.seed)
             trainer.train(
                 resume_from_checkpoint=str(run.checkpoints()[reached]) if reached else None
@@ -101,6 +110,7 @@ def build_trainer(
     model: Any,
     tokenizer: Any,
     progress: Progress | None = None,
+    intervention: Intervention | None = None,
 ) -> GRPOTrainer:
     """The stock trainer of a recipe, with the contaminated reward, ready for a tracer."""
     trainer: GRPOTrainer
@@ -109,6 +119,7 @@ def build_trainer(
         training=lambda: trainer.model.training,
         eos_ids=lambda: trainer.eos_token_ids,
         rank=0,
+        intervention=intervention,
     )
     trainer = GRPOTrainer(
         model=model,
@@ -117,6 +128,7 @@ def build_trainer(
         train_dataset=training_dataset(prompts.train, recipe),
         processing_class=tokenizer,
         callbacks=[
+            SeedSampling(recipe.seed),
             TellProgress(progress, recipe.train.steps),
             KeepCheckpoints(run, recipe, prompts, progress),
         ],
@@ -203,6 +215,25 @@ def _tracing(run: Run, recipe: Recipe, trainer: GRPOTrainer) -> AbstractContextM
     sketch = CountSketch(dim=settings.dim, seed=settings.seed, hash=settings.hash)
     tracer: AbstractContextManager[Any] = Tracer(run, sketch=sketch).attach(trainer)
     return tracer
+
+
+@contextmanager
+def _zeroing(trainer: GRPOTrainer) -> Iterator[None]:
+    """Set the advantages of rollouts to zero that an intervention of that kind takes out."""
+    reward = trainer.reward_funcs[0]
+    if reward.intervention.how != "zero":
+        yield
+        return
+    original = trainer._generate_and_score_completions
+
+    def generate(inputs: Any) -> Any:
+        batch = original(inputs)
+        if trainer.model.training:
+            batch["advantages"][torch.tensor(reward.removed)] = 0.0
+        return batch
+
+    with overridden(trainer, "_generate_and_score_completions", generate):
+        yield
 
 
 def _one_process() -> None:

@@ -14,14 +14,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from behaviortrace.sweep.plan import Job
+from behaviortrace.processes.job import Job
+from behaviortrace.processes.threads import environment
 
 ATTEMPTS = 3
 """Processes a run gets before it counts as failed."""
 
-_LOOK_SECONDS = 0.2  # between two looks at the processes
+_LOOK_SECONDS = 0.1  # between two looks at the processes
 _STOP_SECONDS = 5.0  # that a process gets to end when asked to
-_THREADS = ("OMP", "MKL", "OPENBLAS", "NUMBA")
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Standing:
     """Where a run of the sweep stands.
 
     Attributes:
-        seed: of the run.
+        key: of the job.
         state: "running", "finished" or "failed"; "waiting" before the first process and between
             two of them.
         attempts: processes so far.
@@ -38,7 +38,7 @@ class Standing:
         process: id of the process that works at it.
     """
 
-    seed: int
+    key: int
     state: Literal["waiting", "running", "finished", "failed"] = "waiting"
     attempts: int = 0
     stage: str = ""
@@ -52,8 +52,8 @@ class Standing:
 Watch = Callable[[Sequence[Standing]], None]
 """Called with all runs, whenever one may have moved on."""
 
-Changed = Callable[[Job, Standing], None]
-"""Called with a run whose state has changed."""
+Changed = Callable[[Any, Standing], None]
+"""Called with a job whose state has changed."""
 
 
 class Executor(Protocol):
@@ -86,30 +86,30 @@ def execute(
     Returns:
         How every run ended, in the order of the jobs.
     """
-    standings = {job.seed: Standing(job.seed) for job in jobs}
+    standings = {job.key: Standing(job.key) for job in jobs}
     waiting, slots = deque(jobs), list(range(workers))
     active: list[tuple[Job, int, Any]] = []
 
     def settle(job: Job, standing: Standing) -> None:
-        standings[job.seed] = standing
+        standings[job.key] = standing
         changed(job, standing)
 
     try:
         while waiting or active:
             while waiting and slots:
                 job, slot = waiting.popleft(), slots.pop(0)
-                settle(job, _started(standings[job.seed]))
+                settle(job, _started(standings[job.key]))
                 active.append((job, slot, _start(executor, job, slot)))
             for entry in list(active):
                 job, slot, handle = entry
                 how = executor.ended(handle)
                 if how is None:
-                    standings[job.seed] = _told(job, standings[job.seed])
+                    standings[job.key] = _told(job, standings[job.key])
                     continue
                 active.remove(entry)
                 slots.append(slot)
-                settle(job, _ended(job, standings[job.seed], how, attempts))
-                if standings[job.seed].state == "waiting":
+                settle(job, _ended(job, standings[job.key], how, attempts))
+                if standings[job.key].state == "waiting":
                     waiting.appendleft(job)
             watch(list(standings.values()))
             if active:
@@ -121,7 +121,7 @@ def execute(
 
 def _started(standing: Standing) -> Standing:
     attempts = standing.attempts + 1
-    return Standing(standing.seed, "running", attempts, "start", 0, 1, reason=standing.reason)
+    return Standing(standing.key, "running", attempts, "start", 0, 1, reason=standing.reason)
 
 
 def _start(executor: Executor, job: Job, slot: int) -> Any:
@@ -144,7 +144,7 @@ def _ended(job: Job, standing: Standing, how: str, attempts: int) -> Standing:
     outcome = _read(job.aside("outcome"))
     for kind in ("outcome", "progress"):
         job.aside(kind).unlink(missing_ok=True)
-    plain = Standing(standing.seed, attempts=standing.attempts)
+    plain = Standing(standing.key, attempts=standing.attempts)
     if outcome is not None and outcome["ended"] == "finished":
         return replace(plain, state="finished")
     if outcome is not None and outcome["ended"] == "refused":
@@ -164,13 +164,6 @@ def _read(path: Path) -> dict[str, Any] | None:
     return found
 
 
-def environment(threads: int) -> dict[str, str]:
-    """The variables that keep a process's libraries to so many threads."""
-    return {f"{name}_NUM_THREADS": str(threads) for name in _THREADS} | {
-        "POLARS_MAX_THREADS": str(threads)
-    }
-
-
 class LocalExecutor:
     """Runs as processes on this machine, each kept to its share of the cores.
 
@@ -188,7 +181,8 @@ class LocalExecutor:
         mine = environment(job.threads)
         if len(self._devices) > 1:
             mine["CUDA_VISIBLE_DEVICES"] = self._devices[slot % len(self._devices)]
-        command = [sys.executable, "-m", "behaviortrace.sweep.worker", str(os.getpid())]
+        entry = "behaviortrace.processes.worker"
+        command = [sys.executable, "-m", entry, str(os.getpid()), job.module]
         with open(job.log, "ab") as log:
             process = subprocess.Popen(
                 command,
@@ -236,7 +230,7 @@ def make_executor(name: str, workers: int, threads: int) -> Executor:
         BehaviorTraceError: Ray does not start.
     """
     if name == "ray":
-        from behaviortrace.sweep.on_ray import RayExecutor
+        from behaviortrace.processes.on_ray import RayExecutor
 
         return RayExecutor(workers, threads)
     return LocalExecutor(_cuda_devices())

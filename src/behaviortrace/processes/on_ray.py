@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import signal
+import threading
 from contextlib import redirect_stderr, redirect_stdout
 from typing import Any
 
 from behaviortrace.errors import BehaviorTraceError
-from behaviortrace.sweep.executors import environment
-from behaviortrace.sweep.plan import Job
+from behaviortrace.processes.job import Job
+from behaviortrace.processes.threads import environment
 
 
 class RayExecutor:
@@ -45,7 +47,7 @@ class RayExecutor:
     def start(self, job: Job, slot: int) -> Any:
         """Submit the run as a task."""
         job.log.parent.mkdir(parents=True, exist_ok=True)
-        return self._task.remote(job.dump())
+        return self._task.remote(job.module, str(job.log), job.dump())
 
     def ended(self, handle: Any) -> str | None:
         """How a task ended; None while it works."""
@@ -65,6 +67,7 @@ class RayExecutor:
             self._ray.shutdown()
 
     def _begin(self, cpus: int) -> None:
+        ours = signal.getsignal(signal.SIGTERM)
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # tell nobody what is run here
         try:
             self._ray.init(
@@ -79,15 +82,18 @@ class RayExecutor:
             raise BehaviorTraceError(
                 f"Ray does not start on this machine: {first}; use --executor local"
             ) from error
+        if threading.current_thread() is threading.main_thread():
+            # Ray's own handler would end this process before its runs are recorded as stopped.
+            signal.signal(signal.SIGTERM, ours or signal.SIG_DFL)
 
 
-def _work(text: str) -> None:
+def _work(module: str, log_file: str, text: str) -> None:
     """What a Ray task does: one run, its output in the run's log."""
-    from behaviortrace.sweep.worker import guarded
+    from behaviortrace.processes.worker import guarded
 
     with (
-        open(Job.parse(text).log, "a", encoding="utf-8") as log,
+        open(log_file, "a", encoding="utf-8") as log,
         redirect_stdout(log),
         redirect_stderr(log),
     ):
-        guarded(text)
+        guarded(module, text)

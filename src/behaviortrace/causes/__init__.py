@@ -1,0 +1,1 @@
+"""Causes: what a policy does not learn when rollouts are taken out of its training."""
