@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from behaviortrace.capture import CountSketch, device, kernels
-from behaviortrace.capture.kronecker import Grid
 from behaviortrace.capture.layout import slots_of
 from behaviortrace.errors import BehaviorTraceError
 from tests.reference import countsketch as reference
@@ -50,7 +49,7 @@ def test_torch_operations_agree_with_the_compiled_loops(hash_: str) -> None:
     slots = slots_of([(str(i), shape) for i, shape in enumerate(SHAPES)])
     out = torch.zeros(1, 256)
     for slot, tensor in zip(slots, tensors(), strict=True):
-        device.add(sketch, out, tensor.reshape(1, -1), slot)
+        device.add(sketch.buckets, out, tensor.reshape(1, -1), slot)
     np.testing.assert_allclose(out[0], sketch.sketch(tensors()), atol=1e-5)
 
 
@@ -72,7 +71,9 @@ def test_positions_agree_with_a_dense_table(hash_: str) -> None:
     sketch.add_positions(found, values, ids, table)
     np.testing.assert_allclose(sketch.fold(found), sketch.fold(wanted), atol=1e-5)
     on_device = torch.zeros(2, 512)
-    device.add_positions(sketch, on_device, torch.from_numpy(values), torch.from_numpy(ids), table)
+    device.add_positions(
+        sketch.buckets, on_device, torch.from_numpy(values), torch.from_numpy(ids), table
+    )
     np.testing.assert_allclose(on_device, sketch.fold(wanted), atol=1e-5)
 
 
@@ -106,7 +107,7 @@ def test_kronecker_takes_factors_for_the_whole(start: int) -> None:
     sketch.add(wanted, whole.numpy(), slot, start * 48, squares)
     np.testing.assert_allclose(squares, whole.square().sum(1), rtol=1e-5)
     found = torch.zeros(3, 4096)
-    Grid(sketch).add_outer(found, slot, left, right, start * 48)
+    sketch.grid.add_outer(found, slot, left, right, start * 48)
     np.testing.assert_allclose(found, sketch.fold(wanted), atol=1e-4)
 
 

@@ -13,7 +13,7 @@ from behaviortrace import cli
 from behaviortrace import recipe as recipes
 from behaviortrace.errors import BehaviorTraceError
 from behaviortrace.evaluate.plan import plan
-from behaviortrace.recipe import expected_cost
+from behaviortrace.recipe.costs import expected_cost
 
 LEVELS = ["emergence", "step", "training", "rollout", "token"]
 

@@ -12,7 +12,7 @@ from behaviortrace.errors import BehaviorTraceError
 from behaviortrace.plant import base_rewards
 from behaviortrace.plant.contamination import ContaminatedReward
 from behaviortrace.plant.prompts import build_prompts
-from behaviortrace.recipe import expected_cost
+from behaviortrace.recipe.costs import expected_cost
 
 TASKS = {"dataset": "chain_sum"}
 

@@ -96,6 +96,7 @@ class Watched:
             watched.sink.exact = ExactSink(recorder.engine.layout)
             watched.inputs = {k: v for k, v in inputs.items() if k != "behaviortrace_row"}
             watched.before = watched.gradients()
+            watched.draws = torch.get_rng_state()
             begin(recorder, inputs, *args, **named)
 
         def watched_note(recorder: Any, *args: Any, **named: Any) -> Any:
@@ -122,7 +123,8 @@ class Watched:
     def autograd(self, inputs: dict[str, Any], rows: int = 0) -> list[torch.Tensor]:
         """The stock loss's own gradient, then that of each row's share of it."""
         outputs: list[torch.Tensor] = []
-        with self._stock(outputs):
+        with torch.random.fork_rng([]), self._stock(outputs):
+            torch.set_rng_state(self.draws)  # the same dropout as in the real forward
             loss = self.stock_loss(self.trainer.model, inputs) * self._scale()
             parameters = self.parameters()
             more = {"allow_unused": True, "retain_graph": True}

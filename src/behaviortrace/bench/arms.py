@@ -74,7 +74,7 @@ class OneAtATime:
             gradients = torch.autograd.grad(loss, self.layout.parameters)
             out = torch.zeros(1, self.sketch.dim, device=loss.device)
             for slot, gradient in zip(self.layout.slots, gradients, strict=True):
-                device.add(self.sketch, out, gradient.reshape(1, -1), slot)
+                device.add(self.sketch.buckets, out, gradient.reshape(1, -1), slot)
             found.append(out.cpu().numpy())
         self.sketches = np.concatenate(found)
 

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 
+from behaviortrace.capture.hashing import Buckets
 from behaviortrace.capture.layout import BLOCK, Slot
-
-if TYPE_CHECKING:
-    from behaviortrace.capture.sketch import CountSketch
 
 _LOGICAL = {shift: (1 << (64 - shift)) - 1 for shift in (27, 30, 31)}
 
@@ -34,30 +30,30 @@ def _mix(z: torch.Tensor) -> torch.Tensor:
 
 
 def buckets_and_signs(
-    sketch: CountSketch, slot: Slot, coordinates: torch.Tensor
+    buckets: Buckets, slot: Slot, coordinates: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Buckets (int64) and signs (float32, plus or minus 1) of coordinates of a parameter."""
-    key = _signed(sketch.key)
-    if sketch.hash == "coordinate":
+    key = _signed(buckets.key)
+    if buckets.coordinate:
         word = _mix(key + (coordinates + slot.index) * _GOLDEN)
-        return word & (sketch.dim - 1), torch.where(word < 0, -1.0, 1.0)
+        return word & (buckets.dim - 1), torch.where(word < 0, -1.0, 1.0)
     lane = coordinates & (BLOCK - 1)
     seed = key + (slot.block + (coordinates >> 6)) * 2 * _GOLDEN
     bits = (_mix(seed + _GOLDEN) >> lane) & 1
-    return ((_mix(seed) & (sketch.dim - 1)) + lane) & (sketch.dim - 1), 1.0 - 2.0 * bits.float()
+    return ((_mix(seed) & (buckets.dim - 1)) + lane) & (buckets.dim - 1), 1.0 - 2.0 * bits.float()
 
 
 def add(
-    sketch: CountSketch, out: torch.Tensor, values: torch.Tensor, slot: Slot, start: int = 0
+    buckets: Buckets, out: torch.Tensor, values: torch.Tensor, slot: Slot, start: int = 0
 ) -> None:
     """Add coordinates ``start ...`` of a parameter, (rows, n), to (rows, dim) accumulators."""
     where = torch.arange(start, start + values.shape[1], device=values.device)
-    bucket, sign = buckets_and_signs(sketch, slot, where)
+    bucket, sign = buckets_and_signs(buckets, slot, where)
     out.index_add_(1, bucket, values.float() * sign)
 
 
 def add_positions(
-    sketch: CountSketch, out: torch.Tensor, values: torch.Tensor, ids: torch.Tensor, slot: Slot
+    buckets: Buckets, out: torch.Tensor, values: torch.Tensor, ids: torch.Tensor, slot: Slot
 ) -> None:
     """Add embedding gradients (rows, positions, width) at table rows ``ids``; see the CPU twin."""
     width = slot.shape[1]
@@ -65,5 +61,5 @@ def add_positions(
     for row in range(values.shape[0]):
         keep = ids[row] >= 0
         where = (ids[row][keep, None] * width + lanes).reshape(-1)
-        bucket, sign = buckets_and_signs(sketch, slot, where)
+        bucket, sign = buckets_and_signs(buckets, slot, where)
         out[row].index_add_(0, bucket, values[row][keep].reshape(-1).float() * sign)

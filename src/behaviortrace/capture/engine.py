@@ -11,11 +11,14 @@ import numpy as np
 import torch
 import trl.trainer.utils as trl_utils
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
-from behaviortrace.capture.head import RowLogProb, TiedGather
+from behaviortrace.capture.coverage import cover, refuse_missing
+from behaviortrace.capture.head import RowLogProb
 from behaviortrace.capture.layout import Layout, Slot
+from behaviortrace.capture.ledger import Ledger
 from behaviortrace.capture.sinks import RowSink
-from behaviortrace.capture.taps import EmbeddingRule, Rule, rule_for, tapped
+from behaviortrace.capture.tied import TiedGather
 from behaviortrace.errors import BehaviorTraceError
 
 _CONSTANT = 1e-6  # spread of a row's token weights, relative, below which they count as equal
@@ -78,35 +81,19 @@ class RowGradients:
         self._logps: torch.Tensor | None = None
         self._inputs: dict[str, torch.Tensor] = {}
         self._tied: dict[str, TiedGather] = {}
-        self._rules = self._plan(allow_uncovered)
-
-    def _plan(self, allowed: Collection[str]) -> list[Rule]:
-        rules, covered = [], set()
-        for name, module in self.model.named_modules():
-            names = [n for n, p in module._parameters.items() if p is not None and p.requires_grad]
-            if names and (rule := rule_for(module, name, names)) is not None:
-                rules.append(rule)
-                covered |= {id(module._parameters[n]) for n in names}
-        self.uncovered = [
-            slot.name
-            for slot, parameter in zip(self.layout.slots, self.layout.parameters, strict=True)
-            if id(parameter) not in covered
-        ]
-        missing = [name for name in self.uncovered if name not in allowed]
-        if missing:
-            raise BehaviorTraceError(
-                f"no capture rule covers the trainable parameter {missing[0]!r}"
-                f"{f' and {len(missing) - 1} more' if len(missing) > 1 else ''}; freeze it or pass "
-                "allow_uncovered=[...] to train without its gradient being recorded"
-            )
+        found = cover(model, self.layout, allow_uncovered)
+        self._rules, self.uncovered = found.taps, found.uncovered
+        refuse_missing(self.uncovered, allow_uncovered)
         if not self.layout.slots:
             raise BehaviorTraceError("the model has no trainable parameter; nothing to capture")
-        return rules
+        self._ledger = Ledger(self.layout, found.rerun)
+        self._batch_norms = [x for x in model.named_modules() if isinstance(x[1], _BatchNorm)]
 
     def __enter__(self) -> RowGradients:
-        self._kept = [(r.module, r.module.__dict__.get("forward")) for r in self._rules]
+        self._kept = [(r.module, r.method, r.module.__dict__.get(r.method)) for r in self._rules]
         for rule in self._rules:
-            rule.module.forward = tapped(rule, self, rule.module.forward)
+            setattr(rule.module, rule.method, rule.wrap(self, getattr(rule.module, rule.method)))
+        self._ledger.open()
         self._head = trl_utils._ChunkedLogProbFunction
         trl_utils._ChunkedLogProbFunction = SimpleNamespace(apply=self._apply_head)
         return self
@@ -118,11 +105,12 @@ class RowGradients:
         trace: TracebackType | None,
     ) -> None:
         trl_utils._ChunkedLogProbFunction = self._head
-        for module, forward in self._kept:
-            if forward is None:
-                del module.__dict__["forward"]
+        for module, method, own in self._kept:
+            if own is None:
+                del module.__dict__[method]
             else:
-                module.__dict__["forward"] = forward
+                module.__dict__[method] = own
+        self._ledger.close()
         self.armed = False
 
     def _apply_head(self, hidden: torch.Tensor, weight: torch.Tensor, *rest: Any) -> Any:
@@ -146,24 +134,36 @@ class RowGradients:
             scored: (rows, positions) positions that have a label, where they are more than the
                 mask's; on CUDA the head sees no others.
             unit: send plain gradients through the backward where the loss allows it.
+
+        Raises:
+            BehaviorTraceError: a batch norm that would mix the rows, by name.
         """
+        for name, module in self._batch_norms:
+            if module.training or not module.track_running_stats:
+                raise BehaviorTraceError(
+                    f"{name}: a batch norm in training mode mixes the rows of a micro-batch, so no "
+                    "rollout has a gradient of its own; keep it in eval mode or use another norm"
+                )
         self.sink.begin(rows, next(self.model.parameters()).device)
         self.mask, self._unit, self._plain = mask, unit and not self.uncovered, False
         self._scored = mask if scored is None else scored
         self._logps, self._reason = None, "" if self._unit else "not asked for"
         self._given, self._repeated = set(), False
         self._inputs, self._tied = {}, {}
+        self._ledger.begin()
         self.armed = True
 
     def disarm(self) -> RowBatch:
         """End the micro-batch; the sink holds its rows.
 
         Raises:
+            BehaviorTraceError: a parameter is used outside the module that it belongs to, by name.
             RuntimeError: the head left its gradient to a tied embedding that never ran backward.
         """
         self.armed = False
         if self._tied:
             raise RuntimeError(f"no backward reached the tied embedding {next(iter(self._tied))!r}")
+        self._ledger.check(self._given, self.uncovered)
         tokens = fluency = None
         if self.mask is not None:
             mask = self.mask.double()
@@ -183,10 +183,6 @@ class RowGradients:
 
     # What rules and the head ask of the engine.
 
-    def slot(self, module: nn.Module, name: str) -> Slot:
-        """The slot of a module's parameter, for a contribution to its gradient."""
-        return self.contribute(module._parameters[name])
-
     def contribute(self, parameter: torch.Tensor | None) -> Slot:
         """The slot of a parameter, for a contribution to its gradient."""
         slot = self._slot(parameter)
@@ -195,15 +191,19 @@ class RowGradients:
         return slot
 
     def _slot(self, parameter: torch.Tensor | None) -> Slot:
-        slot = self.layout.slot(parameter)  # type: ignore[arg-type]  # None has no slot
+        slot = self.layout.slot(parameter)
         if slot is None:
             raise RuntimeError("a weight outside the model's trainable parameters asked for a slot")
         return slot
 
-    def note_input(self, rule: Rule, x: torch.Tensor) -> None:
-        """Remember a tied embedding's input ids until the head's backward."""
-        if isinstance(rule, EmbeddingRule):
-            self._inputs[self._slot(rule.module._parameters["weight"]).name] = rule.ids(x)
+    def gave(self, parameter: torch.Tensor | None, total: torch.Tensor | None) -> None:
+        """Note what a contribution adds to ``parameter.grad``."""
+        if parameter is not None:
+            self._ledger.gave(parameter, total)
+
+    def note_ids(self, weight: torch.Tensor | None, ids: torch.Tensor) -> None:
+        """Remember the ids an embedding looked up, until the backward of a head tied to it."""
+        self._inputs[self._slot(weight).name] = ids
 
     def head_positions(self, hidden: torch.Tensor) -> torch.Tensor:
         """(rows, positions) flat indices into the head's input where the loss may look, or -1."""

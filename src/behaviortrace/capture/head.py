@@ -9,22 +9,55 @@ put back when rows are summed.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from trl.kernels import ChunkedLogProbFunction
 
-if TYPE_CHECKING:
-    from behaviortrace.capture.engine import RowGradients
+from behaviortrace.capture.layout import Slot
+from behaviortrace.capture.sinks import RowSink
+from behaviortrace.capture.tied import TiedGather
 
 _VOCABULARY_CHUNK = 4096
+
+
+class HeadEngine(Protocol):
+    """What the head asks of the engine that drives it.
+
+    Attributes:
+        sink: where rows' gradients go.
+    """
+
+    sink: RowSink
+
+    def contribute(self, parameter: torch.Tensor | None) -> Slot:
+        """The slot of a parameter, for a contribution to its gradient."""
+
+    def gave(self, parameter: torch.Tensor | None, total: torch.Tensor | None) -> None:
+        """Note what a contribution adds to ``parameter.grad``."""
+
+    def head_positions(self, hidden: torch.Tensor) -> torch.Tensor:
+        """(rows, positions) flat indices into the head's input where the loss may look, or -1."""
+
+    def saw_logprobs(self, logps: torch.Tensor) -> None:
+        """Keep the forward's log-probabilities at :meth:`head_positions`."""
+
+    def settle_weights(
+        self, grad_logp: torch.Tensor | None, grad_entropy: torch.Tensor | None
+    ) -> torch.Tensor | None:
+        """The gradient by log-probability to send upstream."""
+
+    def head_weight(
+        self, weight: torch.Tensor | None, shape: torch.Size
+    ) -> tuple[Slot | None, TiedGather]:
+        """Slot of the head's weight, and the collector of its gradient at input tokens if tied."""
 
 
 class RowLogProb(torch.autograd.Function):
     """TRL's fused log-probabilities with a backward that keeps rows apart."""
 
     @staticmethod
-    def forward(ctx: Any, engine: RowGradients, hidden: torch.Tensor, *rest: Any) -> Any:
+    def forward(ctx: Any, engine: HeadEngine, hidden: torch.Tensor, *rest: Any) -> Any:
         """As ``ChunkedLogProbFunction.forward``, with the engine put before its arguments."""
         outputs = ChunkedLogProbFunction.forward(ctx, hidden, *rest)
         ctx.engine = engine
@@ -66,13 +99,16 @@ class RowLogProb(torch.autograd.Function):
             if needs_bias:
                 grad_bias.append(logits.sum(1))
         total = tied.finish(tile.hidden32, total)
+        engine.gave(weight, total)
+        of_bias = None
+        if needs_bias:
+            of_bias = engine.sink.dense(engine.contribute(bias), torch.cat(grad_bias, 1))
+            engine.gave(bias, of_bias)
         return (
             None,
             _scattered(grad_hidden, where, hidden) if needs_hidden else None,
             None if total is None else total.to(weight.dtype),
-            engine.sink.dense(engine.contribute(bias), torch.cat(grad_bias, 1)).to(bias.dtype)
-            if needs_bias
-            else None,
+            None if of_bias is None else of_bias.to(bias.dtype),
             *[None] * 6,
         )
 
@@ -141,49 +177,3 @@ class _LogitGradient:
         if isinstance(slope, torch.Tensor) or slope != 1:
             grad *= slope
         return grad.to(self.dtype).float() if self.dtype != torch.float32 else grad
-
-
-class TiedGather:
-    """What the head leaves for the embedding whose weight it shares.
-
-    With tied embeddings one weight is used twice. The squared norm of a row's gradient needs the
-    inner product of both uses, and the embedding's is nonzero only at the row's input tokens: the
-    head's gradient there is collected. The head's weighted sum is left for the embedding's
-    backward, always the later one, to add to, which spares two passes over the whole table.
-
-    Args:
-        ids: (rows, inputs) token ids, negative where none; None if the weight is not tied.
-        positions: head positions of a row.
-    """
-
-    def __init__(self, ids: torch.Tensor | None, rows: int, positions: int) -> None:
-        self.ids = ids
-        self.gradient: torch.Tensor | None = None
-        self.total: torch.Tensor | None = None
-        if ids is not None:
-            self._columns = torch.zeros(rows, positions, ids.shape[1], device=ids.device)
-
-    def add(self, logits: torch.Tensor, start: int) -> None:
-        """Take the chunk of logit gradients that begins at vocabulary entry ``start``."""
-        if self.ids is None:
-            return
-        local = self.ids - start
-        inside = (local >= 0) & (local < logits.shape[2])
-        index = local.clamp(0, logits.shape[2] - 1)[:, None].expand(-1, logits.shape[1], -1)
-        self._columns += logits.gather(2, index) * inside[:, None]
-
-    def finish(self, hidden: torch.Tensor, total: torch.Tensor | None) -> torch.Tensor | None:
-        """End the head's part.
-
-        Args:
-            hidden: (rows, positions, width) inputs of the head.
-            total: weighted sum of the head's weight gradient.
-
-        Returns:
-            The sum the head itself must give to autograd: None where the embedding will.
-        """
-        if self.ids is None:
-            return total
-        self.gradient = torch.bmm(self._columns.transpose(1, 2), hidden)
-        self.total = total
-        return None

@@ -13,26 +13,30 @@ modules.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+import numpy as np
 import torch
 
 from behaviortrace.capture import device, kernels
+from behaviortrace.capture.hashing import Buckets, hash_key, mix
 from behaviortrace.capture.layout import BLOCK, Slot
-
-if TYPE_CHECKING:
-    from behaviortrace.capture.sketch import CountSketch
 
 
 class Grid:
-    """Row and column hashes of a sketch, on its (rows, columns) grid of buckets.
+    """Hashes of a matrix's rows and of its columns, on one (rows, columns) grid of buckets.
 
     Args:
-        sketch: with hash "kronecker".
+        dim: buckets of the grid, a power of two of at least 64 * 64.
+        key: of the sketch.
     """
 
-    def __init__(self, sketch: CountSketch) -> None:
-        self.left, self.right = sketch.sides()
+    def __init__(self, dim: int, key: int) -> None:
+        bits = dim.bit_length() - 1
+        rows = 1 << (bits + 1) // 2
+        sides = (rows, dim // rows)
+        self.left, self.right = (
+            Buckets(size, hash_key(mix((key + side) % (1 << 64))))
+            for side, size in enumerate(sides, start=1)
+        )
 
     def of(self, out: torch.Tensor) -> torch.Tensor:
         """(n, rows, columns) view of (n, at least dim) accumulators."""
@@ -79,16 +83,14 @@ class Grid:
         both = self._short(self.left, slot, rows, start // values.shape[2])
         self.of(out).add_(both.transpose(1, 2))
 
-    def _short(
-        self, side: CountSketch, slot: Slot, values: torch.Tensor, first: int
-    ) -> torch.Tensor:
+    def _short(self, side: Buckets, slot: Slot, values: torch.Tensor, first: int) -> torch.Tensor:
         """Sketch the last axis of (n, positions, size) values whose first entry is ``first``."""
         if first % BLOCK:
             raise ValueError(f"row {first} is not a multiple of {BLOCK}")
         flat = values.reshape(-1, values.shape[-1]).float().contiguous()
         if flat.device.type == "cpu":
             host = side.accumulators(len(flat))
-            side.add(host, flat.numpy(), slot, first)
+            side.add(host, np.zeros(len(flat)), flat.numpy(), slot, first)
             short = torch.from_numpy(kernels.fold(host, side.dim))
         else:
             short = torch.zeros(len(flat), side.dim, device=flat.device)

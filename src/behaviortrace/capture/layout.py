@@ -62,6 +62,6 @@ class Layout:
         """Number of trainable coordinates."""
         return sum(slot.size for slot in self.slots)
 
-    def slot(self, parameter: nn.Parameter) -> Slot | None:
+    def slot(self, parameter: torch.Tensor | None) -> Slot | None:
         """The parameter's slot, or None if it is not trainable or not the model's."""
         return self._by_id.get(id(parameter))

@@ -12,7 +12,6 @@ import numpy as np
 import torch
 
 from behaviortrace.capture import device, kernels
-from behaviortrace.capture.kronecker import Grid
 from behaviortrace.capture.layout import BLOCK, Layout, Slot
 from behaviortrace.capture.sketch import CountSketch
 
@@ -158,14 +157,14 @@ class SketchSink(RowSink):
             self.sketch.add(self._host, flat.numpy(), slot, start, self.squares.numpy())
         else:
             self.squares += torch.linalg.vector_norm(flat, dim=1).double() ** 2
-            device.add(self.sketch, self._device, flat, slot, start)
+            device.add(self.sketch.buckets, self._device, flat, slot, start)
 
     def _take_positions(self, slot: Slot, ids: torch.Tensor, gradients: torch.Tensor) -> None:
         if self._host is not None:
             values = gradients.contiguous().numpy()
             self.sketch.add_positions(self._host, values, ids.contiguous().numpy(), slot)
         else:
-            device.add_positions(self.sketch, self._device, gradients, ids, slot)
+            device.add_positions(self.sketch.buckets, self._device, gradients, ids, slot)
 
     def sketches(self) -> np.ndarray:
         """(rows, dim) float32 of the micro-batch."""
@@ -185,7 +184,7 @@ class KroneckerSink(SketchSink):
 
     def __init__(self, sketch: CountSketch) -> None:
         super().__init__(sketch)
-        self._grid = Grid(sketch)
+        self._grid = sketch.grid
 
     def _begin(self, on: torch.device) -> None:
         super()._begin(on)

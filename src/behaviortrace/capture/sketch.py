@@ -4,26 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
 
 from behaviortrace.capture import kernels
+from behaviortrace.capture.hashing import Buckets, hash_key
 from behaviortrace.capture.kronecker import Grid
 from behaviortrace.capture.layout import BLOCK, Slot, slots_of
 from behaviortrace.errors import BehaviorTraceError
 
 Hash = Literal["block", "coordinate", "kronecker"]
 """How coordinates find their buckets; see :class:`CountSketch`."""
-
-_U64 = (1 << 64) - 1
-
-
-def _mix(z: int) -> int:
-    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _U64
-    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _U64
-    return z ^ (z >> 31)
 
 
 @dataclass(frozen=True)
@@ -71,25 +65,23 @@ class CountSketch:
                 f"{BLOCK**2}; raise dim or choose hash 'block'"
             )
 
-    @property
-    def key(self) -> int:
-        """The hash key, from the seed."""
-        return _mix((self.seed + 0x9E3779B97F4A7C15) & _U64)
+    @cached_property
+    def buckets(self) -> Buckets:
+        """The hash of whatever is no matrix; of everything, unless the hash is "kronecker"."""
+        return Buckets(self.dim, hash_key(self.seed), self.hash == "coordinate")
+
+    @cached_property
+    def grid(self) -> Grid:
+        """The hash of matrices, for the hash "kronecker"."""
+        return Grid(self.dim, hash_key(self.seed))
 
     def spec(self) -> dict[str, Any]:
         """What the manifest records: enough to sketch again alike."""
         return {"dim": self.dim, "seed": self.seed, "hash": self.hash}
 
-    def sides(self) -> tuple[CountSketch, CountSketch]:
-        """The sketches of a matrix's rows and of its columns, for the hash "kronecker"."""
-        bits = self.dim.bit_length() - 1
-        rows = 1 << (bits + 1) // 2
-        one, two = (_mix((self.key + side) & _U64) for side in (1, 2))
-        return CountSketch(rows, one), CountSketch(self.dim // rows, two)
-
     def accumulators(self, rows: int) -> np.ndarray:
         """Zeroed (rows, dim + 64) float32 accumulators."""
-        return np.zeros((rows, self.dim + 64), np.float32)
+        return self.buckets.accumulators(rows)
 
     def add(
         self,
@@ -114,15 +106,9 @@ class CountSketch:
         if self.hash == "kronecker" and len(slot.shape) == 2:
             matrix = torch.from_numpy(values).unflatten(1, (-1, slot.shape[1]))
             squares += torch.linalg.vector_norm(matrix, dim=(1, 2)).double().numpy() ** 2
-            Grid(self).add_whole(torch.from_numpy(out), slot, matrix, start)
+            self.grid.add_whole(torch.from_numpy(out), slot, matrix, start)
             return
-        mask, key = np.uint64(self.dim - 1), np.uint64(self.key)
-        if self.hash == "coordinate":
-            kernels.coordinate_rows(out, squares, values, slot.index + start, mask, key)
-            return
-        if start % BLOCK:
-            raise ValueError(f"start {start} is not a multiple of {BLOCK}")
-        kernels.block_rows(out, squares, values, slot.block + start // BLOCK, mask, key)
+        self.buckets.add(out, squares, values, slot, start)
 
     def add_positions(
         self, out: np.ndarray, values: np.ndarray, ids: np.ndarray, slot: Slot
@@ -135,14 +121,11 @@ class CountSketch:
             ids: (rows, positions) int64; negative ids are skipped.
             slot: the table, of shape (entries, width).
         """
-        mask, key, width = np.uint64(self.dim - 1), np.uint64(self.key), slot.shape[1]
         if self.hash == "kronecker":
             table, where = torch.from_numpy(out), torch.from_numpy(ids)
-            Grid(self).add_positions(table, slot, where, torch.from_numpy(values))
-        elif self.hash == "block":
-            kernels.block_positions(out, values, ids, width, slot.block, mask, key)
+            self.grid.add_positions(table, slot, where, torch.from_numpy(values))
         else:
-            kernels.coordinate_positions(out, values, ids, width, slot.index, mask, key)
+            self.buckets.add_positions(out, values, ids, slot)
 
     def fold(self, out: np.ndarray) -> np.ndarray:
         """The (rows, dim) sketches held by accumulators."""

@@ -8,36 +8,22 @@ instead of adding a second one. A rule says how a module's rows are told apart.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from abc import abstractmethod
+from typing import Any
 
 import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
+from behaviortrace.capture.layout import Slot
+from behaviortrace.capture.rules import Forward, RowEngine, Tap, handed, replaced
 from behaviortrace.errors import BehaviorTraceError
-
-if TYPE_CHECKING:
-    from behaviortrace.capture.engine import RowGradients
 
 Gradients = list[torch.Tensor | None]
 
 
-@contextmanager
-def replaced(module: nn.Module, values: dict[str, torch.Tensor]) -> Iterator[None]:
-    """Let a module run with other tensors in place of some of its parameters."""
-    kept = {name: module._parameters[name] for name in values}
-    module._parameters.update(values)  # type: ignore[arg-type]  # a plain tensor serves a forward
-    try:
-        yield
-    finally:
-        module._parameters.update(kept)
-
-
-class Rule(ABC):
-    """How one module's parameter gradients split into rows.
+class Rule(Tap):
+    """How one module's own parameters' gradients split into rows, whatever their input is.
 
     Args:
         module: the module.
@@ -46,7 +32,17 @@ class Rule(ABC):
     """
 
     def __init__(self, module: nn.Module, name: str, names: list[str]) -> None:
-        self.module, self.name, self.names = module, name, names
+        super().__init__(module, name)
+        self.names = names
+
+    def parameters(self) -> list[nn.Parameter]:
+        """See :meth:`Tap.parameters`."""
+        found = (self.module._parameters[name] for name in self.names)
+        return [parameter for parameter in found if parameter is not None]
+
+    def slot(self, engine: RowEngine, name: str) -> Slot:
+        """The slot of one of the parameters, for a contribution to its gradient."""
+        return engine.contribute(self.module._parameters[name])
 
     def prepare(self, rows: int, x: torch.Tensor) -> torch.Tensor:
         """The input the module should run on; its first axis must be the rows."""
@@ -57,9 +53,28 @@ class Rule(ABC):
             )
         return x
 
+    def note(self, engine: RowEngine, x: torch.Tensor) -> None:
+        """Tell the engine in the forward what another module's backward will need."""
+
     @abstractmethod
-    def gradients(self, engine: RowGradients, x: torch.Tensor, gy: torch.Tensor) -> Gradients:
+    def gradients(self, engine: RowEngine, x: torch.Tensor, gy: torch.Tensor) -> Gradients:
         """Weighted sums over rows, one a trainable parameter, after the sink has seen the rows."""
+
+    def wrap(self, engine: RowEngine, forward: Forward) -> Forward:
+        """See :meth:`Tap.wrap`."""
+
+        def tapped_forward(x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            if not engine.armed or not torch.is_grad_enabled():
+                return forward(x, *args, **kwargs)
+            x = self.prepare(engine.sink.rows, x)
+            self.note(engine, x)
+            parameters = self.parameters()
+            detached = {n: p.detach() for n, p in zip(self.names, parameters, strict=True)}
+            with replaced(self.module, detached):
+                out = forward(x, *args, **kwargs)
+            return _Tap.apply(out, x.detach(), self, engine, *parameters)
+
+        return tapped_forward
 
 
 def _positions(tensor: torch.Tensor) -> torch.Tensor:
@@ -76,14 +91,14 @@ class LinearRule(Rule):
         kind = x.device.type
         return x.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x
 
-    def gradients(self, engine: RowGradients, x: torch.Tensor, gy: torch.Tensor) -> Gradients:
+    def gradients(self, engine: RowEngine, x: torch.Tensor, gy: torch.Tensor) -> Gradients:
         """See :meth:`Rule.gradients`."""
         x, gy = _positions(x), _positions(gy)
         left, right = (x, gy) if isinstance(self.module, Conv1D) else (gy, x)
         return [
-            engine.sink.outer(engine.slot(self.module, name), left, right)
+            engine.sink.outer(self.slot(engine, name), left, right)
             if name == "weight"
-            else engine.sink.dense(engine.slot(self.module, name), gy.sum(1))
+            else engine.sink.dense(self.slot(engine, name), gy.sum(1))
             for name in self.names
         ]
 
@@ -103,9 +118,13 @@ class EmbeddingRule(Rule):
         padding: int | None = self.module.padding_idx  # type: ignore[assignment]  # nn.Module is untyped
         return ids if padding is None else ids.masked_fill(ids.eq(padding), -1)
 
-    def gradients(self, engine: RowGradients, x: torch.Tensor, gy: torch.Tensor) -> Gradients:
+    def note(self, engine: RowEngine, x: torch.Tensor) -> None:
+        """A tied head needs the ids in its backward."""
+        engine.note_ids(self.module._parameters["weight"], self.ids(x))
+
+    def gradients(self, engine: RowEngine, x: torch.Tensor, gy: torch.Tensor) -> Gradients:
         """See :meth:`Rule.gradients`."""
-        slot = engine.slot(self.module, "weight")
+        slot = self.slot(engine, "weight")
         ids, gy = self.ids(x), _positions(gy)
         total = engine.join_tied(slot, ids, gy)
         return [engine.sink.positions(slot, ids, gy, total)]
@@ -135,14 +154,13 @@ class ScaleRule(Rule):
         """The module's own class forward, untapped."""
         return type(self.module).forward(self.module, x)
 
-    def gradients(self, engine: RowGradients, x: torch.Tensor, gy: torch.Tensor) -> Gradients:
+    def gradients(self, engine: RowEngine, x: torch.Tensor, gy: torch.Tensor) -> Gradients:
         """See :meth:`Rule.gradients`."""
         by_name = {"bias": _positions(gy)}
         if "weight" in self.names:
             by_name["weight"] = _positions(gy) * _positions(self.normalised(x))
         return [
-            engine.sink.dense(engine.slot(self.module, name), by_name[name].sum(1))
-            for name in self.names
+            engine.sink.dense(self.slot(engine, name), by_name[name].sum(1)) for name in self.names
         ]
 
     def holds(self) -> bool:
@@ -174,6 +192,8 @@ class ScaleRule(Rule):
 
 def rule_for(module: nn.Module, name: str, names: list[str]) -> Rule | None:
     """The rule that covers a module's trainable parameters, or None."""
+    if not set(names) <= {"weight", "bias"}:
+        return None
     if isinstance(module, Conv1D) or (
         isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward
     ):
@@ -194,10 +214,10 @@ class _Tap(torch.autograd.Function):
         out: torch.Tensor,
         x: torch.Tensor,
         rule: Rule,
-        engine: RowGradients,
+        engine: RowEngine,
         *parameters: torch.Tensor,
     ) -> torch.Tensor:
-        ctx.rule, ctx.engine, ctx.dtypes = rule, engine, [p.dtype for p in parameters]
+        ctx.rule, ctx.engine, ctx.parameters = rule, engine, parameters
         ctx.save_for_backward(x)
         return out.view_as(out)
 
@@ -207,29 +227,4 @@ class _Tap(torch.autograd.Function):
         (x,) = ctx.saved_tensors
         with torch.no_grad():
             sums = ctx.rule.gradients(ctx.engine, x, gy)
-        cast = (None if s is None else s.to(d) for s, d in zip(sums, ctx.dtypes, strict=True))
-        return gy, None, None, None, *cast
-
-
-def tapped(
-    rule: Rule, engine: RowGradients, forward: Callable[..., torch.Tensor]
-) -> Callable[..., torch.Tensor]:
-    """A forward that captures while the engine is armed, and is the module's own otherwise."""
-    module = rule.module
-
-    def tapped_forward(x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        if not engine.armed or not torch.is_grad_enabled():
-            return forward(x, *args, **kwargs)
-        x = rule.prepare(engine.sink.rows, x)
-        engine.note_input(rule, x)
-        parameters = [module._parameters[name] for name in rule.names]
-        detached = {
-            name: parameter.detach()
-            for name, parameter in zip(rule.names, parameters, strict=True)
-            if parameter is not None
-        }
-        with replaced(module, detached):
-            out = forward(x, *args, **kwargs)
-        return _Tap.apply(out, x.detach(), rule, engine, *parameters)
-
-    return tapped_forward
+        return gy, None, None, None, *handed(ctx.engine, ctx.parameters, sums)

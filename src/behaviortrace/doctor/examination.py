@@ -9,11 +9,10 @@ import numpy as np
 from scipy.stats import spearmanr
 
 from behaviortrace.capture import replay
+from behaviortrace.capture.coverage import cover
 from behaviortrace.capture.directional import token_scores
-from behaviortrace.capture.engine import RowGradients
 from behaviortrace.capture.layout import Layout
 from behaviortrace.capture.line import Direction
-from behaviortrace.capture.sinks import sink_for
 from behaviortrace.doctor.certificate import certificate
 from behaviortrace.doctor.exact import exact_gradients
 from behaviortrace.doctor.modules import coverage
@@ -58,7 +57,7 @@ def examine(subject: Subject, progress: Progress | None = None) -> dict[str, Any
     weights = [1.0 if i % 2 else -1.0 for i in range(len(rows))]
     layout = Layout(subject.model)
     everything = [slot.name for slot in layout.slots]
-    uncovered = RowGradients(subject.model, sink_for(sketch), everything).uncovered
+    uncovered = cover(subject.model, layout, subject.recorded or ()).uncovered
     exact = exact_gradients(
         subject.model,
         rows,

@@ -24,7 +24,8 @@ from behaviortrace.evaluate.planned_power import (
 )
 from behaviortrace.evaluate.step_null import ALPHA
 from behaviortrace.plant.emergence import START, hits_needed
-from behaviortrace.recipe import Recipe, expected_cost
+from behaviortrace.recipe import Recipe
+from behaviortrace.recipe.costs import expected_cost
 
 _TOKEN_LIMIT = 160  # responses that the token level compares at most
 
@@ -47,7 +48,7 @@ def plan(
     Returns:
         ``name``; ``assumed``; ``emergence``, ``step``, ``training``, ``rollout`` and ``token``,
         each a mapping of numbers (None where undefined) with ``answers`` and ``sentence``; and
-        ``cost``, as :func:`~behaviortrace.recipe.expected_cost` gives it.
+        ``cost``, as :func:`~behaviortrace.recipe.costs.expected_cost` gives it.
 
     Raises:
         BehaviorTraceError: a rate outside (0, 1), or fewer than one seed or draw.

@@ -15,7 +15,6 @@ import yaml
 from pydantic import Field, ValidationError, model_validator
 
 from behaviortrace.errors import BehaviorTraceError
-from behaviortrace.recipe.costs import expected_cost
 from behaviortrace.recipe.settings import (
     AssumeSettings,
     BehaviorSettings,
@@ -50,7 +49,6 @@ __all__ = [
     "Thresholds",
     "TrainSettings",
     "WarmupSettings",
-    "expected_cost",
     "load",
     "names",
     "parse",

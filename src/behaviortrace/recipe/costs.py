@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from behaviortrace.recipe import Recipe
+from behaviortrace.recipe import Recipe
 
 MODEL_PARAMETERS: dict[str, int] = {
     "tiny": 100_000,
