@@ -38,13 +38,19 @@ def auc(
     matched: Annotated[
         float, typer.Option(help="Largest fluency difference of a matched pair, nats.")
     ] = 0.10,
+    cluster: Annotated[
+        str | None,
+        typer.Option(help="Column: what is independent, such as the prompt, if groups repeat one."),
+    ] = None,
     residual: Annotated[
         Control, typer.Option(help="How fluency is regressed out: one slope, or a spline.")
     ] = "linear",
     interval: Annotated[
         Shown, typer.Option(help="Interval shown: the paper's, or the one that holds.")
     ] = "percentile",
-    resamples: Annotated[int, typer.Option(help="Bootstrap resamples over groups.")] = 5000,
+    resamples: Annotated[
+        int, typer.Option(help="Bootstrap resamples over groups, or clusters.")
+    ] = 5000,
     seed: Annotated[int, typer.Option(help="Seed of the bootstrap.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -62,6 +68,7 @@ def auc(
         resamples=resamples,
         seed=seed,
         control=residual,
+        cluster=None if cluster is None else tables.clusters(frame, cluster, group, rows),
     )
     if report.pairs == 0:
         raise BehaviorTraceError(
@@ -121,6 +128,7 @@ def auc_json(report: AucReport) -> dict[str, Any]:
         "pairs": report.pairs,
         "groups": report.groups,
         "groups_with_pairs": report.groups_with_pairs,
+        "clusters": report.clusters,
         "raw": _cells(report.raw),
         "residualized": None if report.residualized is None else _cells(report.residualized),
         "matched": matched,
@@ -209,7 +217,8 @@ def _warn(sentences: Sequence[str]) -> None:
 
 
 def _print_auc(report: AucReport, interval: Shown) -> None:
-    title = f"Within-group AUC [95% {interval} interval over groups]"
+    unit = "groups" if report.clusters == report.groups else f"{report.clusters} clusters"
+    title = f"Within-group AUC [95% {interval} interval over {unit}]"
     table = Table(title=title, title_justify="left")
     table.add_column("score")
     variants: dict[str, Mapping[str, Judged]] = {f"raw\n({report.pairs} pairs)": report.raw}
@@ -267,8 +276,9 @@ def _auc_sentence(report: AucReport, interval: Shown) -> str:
         if smallest is None
         else f" The matched pairs detect an AUC from {_short(smallest)} on with {POWER:.0%} power."
     )
+    lie = "" if report.clusters == report.groups else f" ({report.clusters} clusters)"
     return (
-        f"{report.pairs} pairs in {report.groups_with_pairs} of {report.groups} groups. "
+        f"{report.pairs} pairs in {report.groups_with_pairs} of {report.groups} groups{lie}. "
         f"{control}{'; '.join(parts)}.{power}"
     )
 

@@ -1,8 +1,10 @@
 """The resampler: percentile bootstrap over groups, a drawn group kept separate each time.
 
 One definition for every interval of the product. Groups, not rollouts, are drawn: siblings share a
-prompt and a step and are not independent. Drawing a group m times gives its pairs (or rows) weight
-m; two copies are never merged, so no pair is ever formed across copies.
+prompt and a step and are not independent. Where groups repeat a prompt, all groups of a prompt are
+drawn together (:mod:`behaviortrace.evaluate.clusters`), and are the groups meant here. Drawing a
+group m times gives its pairs (or rows) weight m; two copies are never merged, so no pair is ever
+formed across copies.
 """
 
 from __future__ import annotations

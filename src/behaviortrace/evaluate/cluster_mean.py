@@ -27,7 +27,7 @@ def cluster_t(values: np.ndarray, cluster: np.ndarray) -> Interval:
 
     Args:
         values: shape (n,), finite.
-        cluster: shape (n,), what is independent, such as a rollout's group.
+        cluster: shape (n,), what is independent, such as a rollout's prompt.
 
     Returns:
         The interval; its bounds are NaN for fewer than two clusters, all is NaN for no rows.
@@ -55,7 +55,7 @@ def cluster_percentile(
 
     Args:
         values: shape (n,), finite.
-        cluster: shape (n,), the unit drawn, such as a rollout's group.
+        cluster: shape (n,), the unit drawn, such as a rollout's prompt.
         resamples: number of bootstrap resamples.
         seed: of the resampling.
 
