@@ -141,6 +141,30 @@ def test_the_interval_holds_as_often_as_it_says(name):
         assert 0.93 - 2 * row["error"] <= row["covered"] <= 0.97 + 2 * row["error"], row
 
 
+@pytest.mark.parametrize("name", ["repeated", "repeated, few prompts", "repeated unequally"])
+def test_it_holds_where_prompts_repeat_and_groups_taken_as_independent_do_not(name):
+    studies = 400
+    case = next(c for c in CASES if c.name == name)
+    found = rows_of(case, studies)
+    for statistic, method in [*((auc, "logit-t") for auc in AUCS), ("mean", "t")]:
+        row, wrong = found[statistic, method], found[statistic, "by group"]
+        assert 0.93 - 2 * row["error"] <= row["covered"] <= 0.97 + 2 * row["error"], row
+        assert wrong["covered"] < row["covered"] - 2 * row["error"], wrong
+        assert wrong["width"] < 0.8 * row["width"]
+        assert (row["groups"], row["prompts"]) == (case.groups, case.prompts)
+
+
+def test_prompts_of_a_case_are_asked_as_often_as_it_says():
+    rng = np.random.default_rng(0)
+    for groups, repeats, prompts in ((156, (6, 6), 26), (160, (1, 3), 80), (156, (1, 1), 156)):
+        case = Case("", groups=groups, sizes=(3, 5), repeats=repeats)
+        assert case.prompts == prompts
+        study = case.study(rng)
+        asked = [len(set(study.group[study.prompt == each])) for each in range(prompts)]
+        assert (min(asked), max(asked)) == repeats
+        assert all(len(set(study.prompt[study.group == each])) == 1 for each in study.group)
+
+
 def test_the_papers_interval_does_not_hold_with_few_groups():
     case = Case("few", groups=8, effect=0.8, spread=0.5)
     found = rows_of(case, 400)
@@ -182,6 +206,7 @@ def test_the_candidates_where_no_pair_is_lost():
         assert found[name] == (1.0, 1.0)
     assert found["Korn-Graubard"][0] == pytest.approx(0.025**0.1)
     assert found["Korn-Graubard"][1] == 1.0 and found["Wilson"][0] < 0.8
+    assert np.isnan(found["logit jackknife"]).all()
 
 
 def test_the_command_prints_coverage(capsys, monkeypatch):
@@ -192,7 +217,7 @@ def test_the_command_prints_coverage(capsys, monkeypatch):
     assert stopped.value.code == 0
     found = json.loads(capsys.readouterr().out)
     assert {row["statistic"] for row in found["auc"]} == {*AUCS, "mean"}
-    assert len(found["auc"]) == 4 * 2 + 2 * 5 and len(found["seeds"]) == 6
+    assert len(found["auc"]) == 4 * 2 + 2 * 6 and len(found["seeds"]) == 6
     for row in found["auc"]:
         assert row["covered"] + row["below"] + row["above"] == pytest.approx(1)
     with pytest.raises(SystemExit):
