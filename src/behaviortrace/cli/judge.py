@@ -115,6 +115,7 @@ def auc_json(report: AucReport) -> dict[str, Any]:
 
     ``lo`` and ``hi`` of a score are the paper's percentile interval. Under ``logit_t`` the same
     scores have the interval that holds, with its p-value and that adjusted by Holm over the scores.
+    Where an interval would carry no information its ends are None, and ``no_interval`` says why.
     """
     matched: dict[str, Any] | None = None
     if report.matched is not None:
@@ -133,6 +134,7 @@ def auc_json(report: AucReport) -> dict[str, Any]:
         "residualized": None if report.residualized is None else _cells(report.residualized),
         "matched": matched,
         "logit_t": {n: None if b is None else _tested(b) for n, b in blocks.items()},
+        "no_interval": {n: None if b is None else _reasons(b) for n, b in blocks.items()},
         "control": None if report.residualized is None else report.control,
         "detectable": {
             "power": POWER,
@@ -203,6 +205,13 @@ def _tested(judged: Mapping[str, Judged]) -> dict[str, dict[str, float | None]]:
     }
 
 
+def _reasons(judged: Mapping[str, Judged]) -> dict[str, dict[str, str | None]]:
+    """Why each score has no interval; None where it has one."""
+    return {
+        name: {"percentile": j.reason, "logit_t": j.logit_t.reason} for name, j in judged.items()
+    }
+
+
 def _number(value: float | None) -> float | None:
     return None if value is None or math.isnan(value) else value
 
@@ -233,6 +242,9 @@ def _print_auc(report: AucReport, interval: Shown) -> None:
         cells = [_shown(_chosen(judged[name], interval)) for judged in variants.values()]
         table.add_row(name, *cells)
     view.stdout.print(table)
+    for title, judged in variants.items():
+        for why, names in _without(judged, interval).items():
+            typer.echo(f"no interval: {', '.join(names)} ({title.splitlines()[0]}): {why}")
     typer.echo(_auc_sentence(report, interval))
 
 
@@ -246,6 +258,16 @@ def _shown(interval: Interval) -> str:
     if math.isnan(interval.lo):
         return f"{_short(interval.point)} (no interval)"
     return f"{_short(interval.point)} [{_short(interval.lo)}, {_short(interval.hi)}]"
+
+
+def _without(judged: Mapping[str, Judged], interval: Shown) -> dict[str, list[str]]:
+    """Names of the scores that have an AUC and no interval, by reason."""
+    found: dict[str, list[str]] = {}
+    for name, each in judged.items():
+        chosen = _chosen(each, interval)
+        if chosen.reason is not None and not math.isnan(chosen.point):
+            found.setdefault(chosen.reason, []).append(name)
+    return found
 
 
 def _short(value: float) -> str:

@@ -201,8 +201,10 @@ def rollout_level(
             both = _judged(label, place, members, fluency, sized, settings, magnitude=magnitude)
             for column, scored in enumerate(members):
                 key = {"source": source, "label": name, **scored.key}
-                for row in _variants(raw, straight, bent, both, str(column), name, absent):
-                    found.append({**key, **_bounds(row.pop("judged"), settings), **row})
+                for row in _variants(raw, straight, bent, both, str(column), absent):
+                    judged, why = row.pop("judged"), row.pop("reason")
+                    why = why or _no_auc(judged.by(settings.interval), name)
+                    found.append({**key, **_bounds(judged, settings), **row, "reason": why})
     order = ["label", "embedding", "estimator", "target"]
     frame = _frame(found, ROLLOUT_LEVEL_SCHEMA).sort(order, nulls_last=True, maintain_order=True)
     # Controls are no claims. A reader picks the best among all targeted rankings of a family.
@@ -253,10 +255,9 @@ def _variants(
     bent: AucReport,
     both: AucReport,
     column: str,
-    label: str,
     absent: Mapping[str, str | None],
 ) -> Iterator[dict[str, Any]]:
-    """The rows of one score and label, each with its reason where it is undefined."""
+    """The rows of one score and label, each with the reason where its variant was not judged."""
     unknown = absent["fluency"]
     near = (straight.matched, straight.matched_pairs, straight.matched_detectable)
     blocks = (
@@ -280,7 +281,7 @@ def _variants(
             "clusters": report.clusters,
             "detectable": detectable,
             "delta": delta,
-            "reason": why or _no_auc(found, label, report),
+            "reason": why,
         }
 
 
@@ -308,13 +309,10 @@ def _bounds(judged: Judged, settings: EvaluateSettings) -> dict[str, Any]:
     }
 
 
-def _no_auc(interval: Interval, label: str, report: AucReport) -> str | None:
+def _no_auc(interval: Interval, label: str) -> str | None:
     if math.isnan(interval.point):
         return f"no group holds scored rollouts both with and without {label!r}"
-    if math.isnan(interval.lo):
-        unit = "group" if report.clusters == report.groups else "prompt"
-        return f"only one {unit} has pairs, so there is nothing to resample"
-    return None
+    return interval.reason
 
 
 def _no_precision(truth: np.ndarray, table: str) -> str | None:

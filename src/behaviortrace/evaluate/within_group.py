@@ -14,9 +14,11 @@ import numpy as np
 from behaviortrace.errors import BehaviorTraceError
 from behaviortrace.evaluate.auc import Pairs, credit, group_codes, within_group_pairs
 from behaviortrace.evaluate.bootstrap import (
+    ALONE,
     FEW_GROUPS,
     UNDEFINED,
     Interval,
+    no_interval,
     percentile_interval,
     ratio,
     resample_counts,
@@ -29,6 +31,8 @@ from behaviortrace.evaluate.spline import spline_fit
 
 MATCHED_POWERED = 100
 """Matched pairs from which on the paper calls the matched comparison powered."""
+
+TIED = "every pair ties"
 
 Control = Literal["linear", "spline"]
 """How fluency is regressed out: one pooled slope, or a cross-fit natural cubic spline."""
@@ -52,7 +56,7 @@ class Judged(Interval):
         return self if interval == "percentile" else self.logit_t
 
 
-NO_PAIRS = Judged(float("nan"), float("nan"), float("nan"))
+NO_PAIRS = Judged(float("nan"), float("nan"), float("nan"), reason=UNDEFINED.reason)
 
 
 @dataclass(frozen=True)
@@ -130,7 +134,9 @@ def judge(
 
     Returns:
         The report. Everything is undefined (NaN) where no group holds both labels; intervals are
-        undefined where only one cluster does, since there is nothing to resample.
+        undefined, with a reason, where only one cluster does, where every pair of a score ties, and
+        the percentile interval also where no cluster differs from the others. The logit-t interval
+        then counts each cluster as one trial, and still says something.
 
     Raises:
         BehaviorTraceError: a setting out of range, too many pairs, or a group in two clusters.
@@ -225,7 +231,8 @@ def _judged(
         return dict.fromkeys(credits, NO_PAIRS)
     points = {name: float(won.mean()) for name, won in credits.items()}
     if _clusters_with_pairs(pairs) < 2:
-        return {name: _no_interval(point) for name, point in points.items()}
+        why = ALONE.format(unit=_unit(pairs), what="pairs")
+        return {name: _no_interval(point, why) for name, point in points.items()}
     number, wins = pairs.per_cluster(), {n: pairs.per_cluster(won) for n, won in credits.items()}
     columns = np.column_stack([number, *wins.values()])
     totals = np.concatenate(
@@ -234,29 +241,23 @@ def _judged(
     resampled = ratio(totals[:, 1:], totals[:, :1])
     found = {}
     for column, (name, won) in enumerate(credits.items()):
-        paper = percentile_interval(points[name], resampled[:, column])
-        holds, p = _logit_t(
-            points[name], won, wins[name], number, 0.0 if shifts is None else shifts[name]
-        )
-        found[name] = Judged(paper.point, paper.lo, paper.hi, holds, p)
+        if (won == 0.5).all():
+            found[name] = _no_interval(points[name], TIED, p=1.0)
+            continue
+        paper = percentile_interval(points[name], resampled[:, column], _unit(pairs))
+        bounds = logit_t(wins[name], number, 0.0 if shifts is None else shifts[name])
+        holds = Interval(points[name], float(bounds.lo), float(bounds.hi))
+        found[name] = _with_logit_t(paper, holds, float(bounds.p))
     return found
 
 
-def _logit_t(
-    point: float,
-    won: np.ndarray,
-    wins: np.ndarray,
-    number: np.ndarray,
-    shift: np.ndarray | float,
-) -> tuple[Interval, float]:
-    if (won == 0.5).all():  # every pair ties: 0.5 whatever groups are drawn
-        return Interval(point, 0.5, 0.5), 1.0
-    bounds = logit_t(wins, number, shift)
-    return Interval(point, float(bounds.lo), float(bounds.hi)), float(bounds.p)
+def _with_logit_t(paper: Interval, holds: Interval, p: float) -> Judged:
+    return Judged(paper.point, paper.lo, paper.hi, holds, p, reason=paper.reason)
 
 
-def _no_interval(point: float) -> Judged:
-    return Judged(point, np.nan, np.nan, Interval(point, np.nan, np.nan))
+def _no_interval(point: float, reason: str, p: float = float("nan")) -> Judged:
+    none = no_interval(point, reason)
+    return _with_logit_t(none, none, p)
 
 
 def _residualized(
@@ -280,13 +281,18 @@ def _refitted(fixed: Judged, residual: Residual, pairs: Pairs, resamples: int, s
         ratio(residual.resampled_wins(counts, pairs), counts @ n_pairs)
         for counts in resample_counts(pairs.n_clusters, resamples, seed)
     ]
-    paper = percentile_interval(fixed.point, np.concatenate(resampled))
-    return Judged(fixed.point, paper.lo, paper.hi, fixed.logit_t, fixed.p)
+    paper = percentile_interval(fixed.point, np.concatenate(resampled), _unit(pairs))
+    return _with_logit_t(paper, fixed.logit_t, fixed.p)
+
+
+def _unit(pairs: Pairs) -> str:
+    """What is resampled, in words."""
+    return "group" if pairs.n_clusters == pairs.n_groups else "cluster"
 
 
 def _group_warnings(pairs: Pairs) -> list[str]:
     units = _clusters_with_pairs(pairs)
-    unit = "group" if pairs.n_clusters == pairs.n_groups else "cluster"
+    unit = _unit(pairs)
     if units == 1:
         return [f"only 1 {unit} has pairs: there is nothing to resample, so no interval is given"]
     if 1 < units < FEW_GROUPS:
