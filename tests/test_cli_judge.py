@@ -80,8 +80,12 @@ def test_every_score_has_the_interval_that_holds_too(call, table):
         assert set(data["logit_t"][block]) == {"s", "f"}
         for name, found in data["logit_t"][block].items():
             assert set(found) == {"lo", "hi", "p", "p_holm"}
-            assert found["lo"] <= data[block][name]["auc"] <= found["hi"]
-            assert found["p"] <= found["p_holm"] <= 2 * found["p"]
+            assert found["p"] <= found["p_holm"] <= 2 * found["p"] or found["p_holm"] == 1
+            if (block, name) == ("residualized", "f"):  # fluency given itself: nothing is left
+                assert data[block][name] == {"auc": 0.5, "lo": None, "hi": None}
+                assert (found["lo"], found["hi"], found["p"]) == (None, None, 1)
+            else:
+                assert found["lo"] <= data[block][name]["auc"] <= found["hi"]
     assert data["detectable"]["power"] == 0.8
     assert 0.5 < data["detectable"]["all_pairs"] < data["detectable"]["matched"]
     plain = json.loads(call("auc", table(), *AUC, "--json").stdout)
@@ -175,7 +179,37 @@ def test_what_is_undefined_or_below_chance_is_shown(call, table):
     spread = table(f=-np.arange(120.0))
     assert "undefined" in call("auc", spread, *AUC, "--fluency", "f").stdout
     y = np.tile([0, 1], 60)
-    assert "below chance: s" in call("auc", table(y=y, s=-1.0 * y), *AUC).stdout
+    below = table(y=y, s=-1.0 * y)
+    assert "below chance: s" in call("auc", below, *AUC, "--interval", "logit-t").stdout
+    assert "below chance" not in call("auc", below, *AUC).stdout  # every group loses every pair
+    varied = changed(-1.0 * y, 0, -2.0)
+    assert "below chance: s" in call("auc", table(y=y, s=varied), *AUC).stdout
+
+
+def test_an_interval_that_says_nothing_is_not_given(call, table):
+    y = np.tile([0, 1], 60)
+    path = table(y=y, s=np.zeros(120), f=1.0 * y)
+    options = [*AUC, "--score", "f"]
+    data = json.loads(call("auc", path, *options, "--json").stdout)
+    assert data["raw"]["s"] == {"auc": 0.5, "lo": None, "hi": None}
+    assert data["raw"]["f"] == {"auc": 1.0, "lo": None, "hi": None}
+    why = data["no_interval"]["raw"]
+    assert why["s"] == {"percentile": "every pair ties", "logit_t": "every pair ties"}
+    assert "no group differs" in why["f"]["percentile"] and why["f"]["logit_t"] is None
+    tied, perfect = (data["logit_t"]["raw"][name] for name in "sf")
+    assert (tied["lo"], tied["hi"], tied["p"]) == (None, None, 1.0)
+    assert perfect["lo"] == pytest.approx(0.025 ** (1 / 20)) and perfect["hi"] == 1.0
+    shown = call("auc", path, *options).stdout
+    assert "no interval: s (raw): every pair ties\n" in shown
+    assert "no interval: f (raw): no group differs" in shown and "above chance: none" in shown
+    shown = call("auc", path, *options, "--interval", "logit-t").stdout
+    assert shown.count("no interval:") == 1 and "above chance: f" in shown
+    data = json.loads(call("auc", table(), *AUC, "--json").stdout)
+    assert data["no_interval"] == {
+        "raw": {"s": {"percentile": None, "logit_t": None}},
+        "residualized": None,
+        "matched": None,
+    }
 
 
 def test_nested_columns_are_refused(call, table):

@@ -137,7 +137,11 @@ def test_undefined_resamples_are_left_out():
     values = np.array([np.nan, *np.linspace(0, 1, 1001)])
     interval = percentile_interval(0.5, values)
     assert (interval.lo, interval.hi) == pytest.approx((0.025, 0.975))
-    assert np.isnan(percentile_interval(0.5, np.array([np.nan])).lo)
+    none = percentile_interval(0.5, np.array([np.nan]))
+    assert np.isnan(none.lo) and none.reason == "it is undefined in every resample"
+    same = percentile_interval(0.5, np.full(100, 0.5) + 1e-15 * np.arange(100))
+    assert same.point == 0.5 and np.isnan([same.lo, same.hi]).all()
+    assert "no group differs" in same.reason and interval.reason is None
     assert np.isnan(ratio(np.array([1.0, 1.0]), np.array([0.0, 2.0]))).tolist() == [True, False]
 
 

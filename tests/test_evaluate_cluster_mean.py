@@ -58,11 +58,25 @@ def test_properties(rows):
     if len(set(cluster)) < 2:
         assert np.isnan([found.lo, found.hi]).all()
         return
-    assert found.lo <= found.point <= found.hi
+    means = [values[cluster == each].mean() for each in set(cluster)]
+    if np.ptp(means) < 1e-12:
+        assert np.isnan([found.lo, found.hi]).all() and "no cluster differs" in found.reason
+        return
+    assert found.lo <= found.point <= found.hi and found.reason is None
     mirrored = cluster_t(-values, cluster + 10)
     assert (mirrored.lo, mirrored.hi) == pytest.approx((-found.hi, -found.lo), abs=1e-9)
     twice = cluster_t(np.tile(values, 2), np.tile(cluster, 2))  # copies add no knowledge
     assert (twice.lo, twice.hi) == pytest.approx((found.lo, found.hi), abs=1e-9)
+
+
+@pytest.mark.parametrize("value", [0.0, 0.1, 1.0, -1 / 3])
+def test_clusters_that_do_not_differ_have_no_interval(value):
+    values, cluster = np.full(15, value), np.arange(15) % 4
+    for found in (cluster_t(values, cluster), cluster_percentile(values, cluster, 200, seed=0)):
+        assert found.point == pytest.approx(value)
+        assert np.isnan([found.lo, found.hi]).all() and "no cluster differs" in found.reason
+    single = cluster_t(values[:3], np.zeros(3))
+    assert single.reason == "only one cluster has rows, so there is nothing to resample"
 
 
 @pytest.mark.parametrize(

@@ -107,12 +107,13 @@ def test_the_error_of_the_fitted_slope_is_counted():
 
 
 def test_an_auc_of_exactly_one_has_an_honest_interval():
-    """The paper's bootstrap says [1, 1]: it has never seen a loss, so it believes in none."""
+    """The paper's bootstrap would say [1, 1]: it has never seen a loss, so it believes in none."""
     lowest = []
     for groups in (2, 5, 20, 80):
         group, label = np.repeat(np.arange(groups), 4), np.tile([True, True, False, False], groups)
         found = judge(label, group, {"s": label.astype(float)}, resamples=100).raw["s"]
-        assert (found.point, found.lo, found.hi) == (1.0, 1.0, 1.0)
+        assert found.point == 1.0 and np.isnan([found.lo, found.hi]).all()
+        assert "no group differs" in found.reason and found.logit_t.reason is None
         assert found.logit_t.lo == pytest.approx(0.025 ** (1 / groups))
         assert found.logit_t.hi == 1.0
         lowest.append(found.logit_t.lo)
@@ -122,7 +123,38 @@ def test_an_auc_of_exactly_one_has_an_honest_interval():
 def test_all_ties_are_no_evidence_either_way():
     group, label = np.repeat(np.arange(20), 4), np.tile([True, False], 40)
     found = judge(label, group, {"s": np.zeros(80)}, resamples=100).raw["s"]
-    assert (found.logit_t.lo, found.logit_t.hi, found.p) == (0.5, 0.5, 1.0)
+    assert (found.point, found.p) == (0.5, 1.0)
+    for interval in (found, found.logit_t):
+        assert np.isnan([interval.lo, interval.hi]).all()
+        assert interval.reason == "every pair ties"
+
+
+@pytest.mark.parametrize("won", [0, 1, 2, 3, 4])
+def test_groups_that_do_not_differ_have_no_percentile_interval(won):
+    """2 x 2 rollouts a group, of whose four pairs each group wins as many; none ties."""
+    scores = [(0, 1, 2, 3), (0, 2, 1, 3), (0, 3, 1, 2), (1, 3, 0, 2), (2, 3, 0, 1)][won]
+    group, label = np.repeat(np.arange(10), 4), np.tile([True, True, False, False], 10)
+    found = judge(label, group, {"s": np.tile(scores, 10) * 1.0}, resamples=100).raw["s"]
+    assert found.point == won / 4
+    assert np.isnan([found.lo, found.hi]).all() and "no group differs" in found.reason
+    assert found.logit_t.lo <= won / 4 <= found.logit_t.hi
+    assert found.logit_t.hi - found.logit_t.lo > 0.2
+    one_differs = np.tile(scores, 10) * 1.0
+    one_differs[:4] = scores[::-1] if won != 2 else (2, 3, 0, 1)
+    other = judge(label, group, {"s": one_differs}, resamples=100).raw["s"]
+    assert other.lo < other.hi and other.reason is None
+
+
+def test_the_reason_is_the_one_that_applies():
+    label, score = np.tile([True, False], 4), np.arange(8.0)
+    lone = judge(label, np.zeros(8), {"s": score}, resamples=100).raw["s"]
+    assert lone.reason == "only one group has pairs, so there is nothing to resample"
+    assert lone.logit_t.reason == lone.reason and np.isnan([lone.lo, lone.logit_t.hi]).all()
+    group, cluster = np.repeat(np.arange(4), 2), np.repeat(np.arange(2), 4)
+    alike = judge(label, group, {"s": score}, resamples=100, cluster=cluster).raw["s"]
+    assert alike.point == 0.0 and "no cluster differs" in alike.reason
+    lone = judge(label, group, {"s": score}, resamples=100, cluster=np.zeros(8)).raw["s"]
+    assert lone.reason == "only one cluster has pairs, so there is nothing to resample"
 
 
 def rows_of(case, studies):
@@ -139,6 +171,30 @@ def test_the_interval_holds_as_often_as_it_says(name):
     for statistic in ("raw", "residualized", "matched"):
         row = found[statistic, "logit-t"]
         assert 0.93 - 2 * row["error"] <= row["covered"] <= 0.97 + 2 * row["error"], row
+
+
+@pytest.mark.parametrize("name", ["repeated", "repeated, few prompts", "repeated unequally"])
+def test_it_holds_where_prompts_repeat_and_groups_taken_as_independent_do_not(name):
+    studies = 400
+    case = next(c for c in CASES if c.name == name)
+    found = rows_of(case, studies)
+    for statistic, method in [*((auc, "logit-t") for auc in AUCS), ("mean", "t")]:
+        row, wrong = found[statistic, method], found[statistic, "by group"]
+        assert 0.93 - 2 * row["error"] <= row["covered"] <= 0.97 + 2 * row["error"], row
+        assert wrong["covered"] < row["covered"] - 2 * row["error"], wrong
+        assert wrong["width"] < 0.8 * row["width"]
+        assert (row["groups"], row["prompts"]) == (case.groups, case.prompts)
+
+
+def test_prompts_of_a_case_are_asked_as_often_as_it_says():
+    rng = np.random.default_rng(0)
+    for groups, repeats, prompts in ((156, (6, 6), 26), (160, (1, 3), 80), (156, (1, 1), 156)):
+        case = Case("", groups=groups, sizes=(3, 5), repeats=repeats)
+        assert case.prompts == prompts
+        study = case.study(rng)
+        asked = [len(set(study.group[study.prompt == each])) for each in range(prompts)]
+        assert (min(asked), max(asked)) == repeats
+        assert all(len(set(study.prompt[study.group == each])) == 1 for each in study.group)
 
 
 def test_the_papers_interval_does_not_hold_with_few_groups():
@@ -182,6 +238,7 @@ def test_the_candidates_where_no_pair_is_lost():
         assert found[name] == (1.0, 1.0)
     assert found["Korn-Graubard"][0] == pytest.approx(0.025**0.1)
     assert found["Korn-Graubard"][1] == 1.0 and found["Wilson"][0] < 0.8
+    assert np.isnan(found["logit jackknife"]).all()
 
 
 def test_the_command_prints_coverage(capsys, monkeypatch):
@@ -192,7 +249,7 @@ def test_the_command_prints_coverage(capsys, monkeypatch):
     assert stopped.value.code == 0
     found = json.loads(capsys.readouterr().out)
     assert {row["statistic"] for row in found["auc"]} == {*AUCS, "mean"}
-    assert len(found["auc"]) == 4 * 2 + 2 * 5 and len(found["seeds"]) == 6
+    assert len(found["auc"]) == 4 * 2 + 2 * 6 and len(found["seeds"]) == 6
     for row in found["auc"]:
         assert row["covered"] + row["below"] + row["above"] == pytest.approx(1)
     with pytest.raises(SystemExit):

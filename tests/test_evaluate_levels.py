@@ -4,6 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from behaviortrace.checklist.collect import own_replicates
+from behaviortrace.checklist.evidence import Evidence
+from behaviortrace.checklist.fluency import fluency
 from behaviortrace.errors import BehaviorTraceError
 from behaviortrace.evaluate.levels import (
     ROLLOUT_LEVEL_SCHEMA,
@@ -141,7 +144,12 @@ def test_rollout_level_rows():
     assert (matched["delta"] == FEW.matched).all()
     assert (matched["pairs"] < found.filter(variant="raw")["pairs"]).all()
     assert found.filter(pl.col("variant") != "matched")["delta"].null_count() == 16
-    assert found["reason"].null_count() == found.height
+    assert (found["reason"].is_null() == found["lo"].is_not_null()).all()
+    without = found.filter(pl.col("lo").is_null())
+    assert set(without["estimator"]) == {"fluency"}  # given itself, nothing is left of it
+    assert set(without["variant"]) <= {"residualized", "residualized_norm", "residualized_spline"}
+    assert (without["auc"] == 0.5).all() and (without["reason"] == "every pair ties").all()
+    assert without.filter(variant="residualized").height == 2 and (without["p"] == 1.0).all()
 
 
 def leaning(seed, groups=30, size=8):
@@ -280,3 +288,39 @@ def test_scores_that_do_not_belong_are_refused():
     twice = scores(frame, values, embedding="plain")
     with pytest.raises(BehaviorTraceError, match="twice by 'gas'"):
         rollout_level(frame, pl.concat([twice, twice]), FEW)
+
+
+@pytest.mark.parametrize(
+    ("values", "auc", "interval", "reason"),
+    [
+        ([1.0, 1, 0, 0], 1.0, "percentile", "no group differs from the others"),
+        ([1.0, 1, 0, 0], 1.0, "logit-t", None),
+        ([2.0, 2, 2, 2], 0.5, "percentile", "every pair ties"),
+        ([2.0, 2, 2, 2], 0.5, "logit-t", "every pair ties"),
+    ],
+)
+def test_no_verdict_counts_an_interval_that_says_nothing(values, auc, interval, reason):
+    """Every group alike: fluency is balanced over the labels, so that it explains nothing."""
+    frame = rollouts(
+        behavior=np.tile([True, True, False, False], 24), fluency=np.tile([-1.0, -2, -1, -2], 24)
+    )
+    direction, norm = np.tile(values, 24), np.tile([0.0, 2, 1, 3], 24)
+    table = pl.concat(
+        [
+            scores(frame, direction, embedding="plain_centered", source="d"),
+            scores(frame, norm, embedding="plain", estimator="norm", target=None, source="d"),
+        ]
+    )
+    settings = EvaluateSettings(resamples=200, interval=interval)
+    level = rollout_level(frame, table, settings, source="d")
+    found = level.filter(label="behavior", estimator="gas", variant="residualized")
+    row = found.row(0, named=True)
+    assert row["auc"] == auc and (row["lo"] is None) == (row["hi"] is None) == (reason is not None)
+    verdict = fluency(Evidence(rollout_level=level))
+    replicates = own_replicates(level, seed=0)
+    if reason is None:
+        assert row["reason"] is None and row["lo"] > 0.5 and verdict.status == "pass"
+        assert [(r.lo, r.hi) for r in replicates] == [(row["lo"], row["hi"])]
+    else:
+        assert reason in row["reason"] and verdict.status == "not run"
+        assert reason in verdict.sentence and replicates == ()

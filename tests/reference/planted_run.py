@@ -67,6 +67,7 @@ def planted_run(
             rollout_id=pl.Series([f"{step}-{i}" for i in range(n)]),
             step=pl.lit(step),
             group=pl.col("group") + step * GROUPS,
+            prompt=pl.format(f"step {step}, {{}}", "prompt"),  # each is asked once
             eligible=pl.Series(eligible & early),
             boosted=pl.Series(boosted),
             base_reward=pl.Series(base),

@@ -58,13 +58,36 @@ def bootstrap(statistic, columns, group, resamples, seed):
 
     ``statistic(*columns, group)`` is recomputed from rows in every resample.
     """
+    return cluster_bootstrap(statistic, columns, group, group, resamples, seed)
+
+
+def cluster_bootstrap(statistic, columns, group, prompt, resamples, seed):
+    """Resample whole prompts; each copy of each of their groups gets a name of its own.
+
+    Prompts stand in the order of their first groups. ``statistic(*columns, group)`` is recomputed
+    from rows in every resample.
+    """
     generator = np.random.default_rng(seed)
-    names = np.unique(group)
+    names = []
+    for each in sorted(set(group.tolist())):
+        own = prompt[group == each][0]
+        if own not in names:
+            names.append(own)
     values = []
     for _ in range(resamples):
-        drawn = generator.integers(0, len(names), size=len(names))
-        rows = [np.flatnonzero(group == names[g]) for g in drawn]
-        copies = np.concatenate([np.full(len(r), copy) for copy, r in enumerate(rows)])
-        taken = np.concatenate(rows)
-        values.append(statistic(*[column[taken] for column in columns], copies))
+        taken, copies = [], []
+        for copy, place in enumerate(generator.integers(0, len(names), size=len(names))):
+            for row in np.flatnonzero(prompt == names[place]):
+                taken.append(row)
+                copies.append((copy, group[row]))
+        renamed = np.unique(copies, axis=0, return_inverse=True)[1]
+        values.append(statistic(*[column[taken] for column in columns], renamed))
     return np.array(values)
+
+
+def leave_one_out(statistic, columns, prompt):
+    """The statistic of all rows, and of those without one prompt, for each prompt in turn."""
+    left = [
+        statistic(*[column[prompt != each] for column in columns]) for each in sorted(set(prompt))
+    ]
+    return statistic(*columns), np.array(left)

@@ -28,6 +28,7 @@ def candidates(wins: np.ndarray, pairs: np.ndarray, resamples: int, seed: int) -
         "t": _t(auc, error, freedom),
         "Korn-Graubard": _korn_graubard(auc, error, freedom),
         "Wilson": _wilson(auc, error, freedom),
+        "logit jackknife": _logit_jackknife(wins, pairs, freedom),
     }
 
 
@@ -96,3 +97,14 @@ def _wilson(auc: float, error: float, freedom: float) -> Ends:
     middle = (auc + square / 2) / (1 + square)
     reach = np.sqrt(square * auc * (1 - auc) + square**2 / 4) / (1 + square)
     return float(middle - reach), float(middle + reach)
+
+
+def _logit_jackknife(wins: np.ndarray, pairs: np.ndarray, freedom: float) -> Ends:
+    """As logit-t, but groups are deleted on the logit scale; NaN where an AUC then is 0 or 1."""
+    auc, left = wins.sum() / pairs.sum(), (wins.sum() - wins) / (pairs.sum() - pairs)
+    if min(auc, left.min()) <= 0 or max(auc, left.max()) >= 1:
+        return float("nan"), float("nan")
+    square = ((special.logit(left) - special.logit(auc)) ** 2).sum()
+    reach = special.stdtrit(freedom, TAILS[1]) * np.sqrt((1 - 1 / len(pairs)) * square)
+    lo, hi = special.expit(special.logit(auc) + np.array([-reach, reach]))
+    return float(lo), float(hi)

@@ -25,14 +25,16 @@ class Study:
     Attributes:
         label: the rollout shows the behaviour.
         group: group of the rollout.
+        prompt: of the group.
         score: of the estimator under test.
         fluency: nats.
         cosine: of a rollout's gradient with a target, about 0.3; half of its variance is the
-            group's.
+            prompt's.
     """
 
     label: np.ndarray
     group: np.ndarray
+    prompt: np.ndarray
     score: np.ndarray
     fluency: np.ndarray
     cosine: np.ndarray
@@ -44,15 +46,16 @@ class Case:
 
     Attributes:
         name: as the table shows it.
-        groups: groups of a study.
+        groups: groups of a study; about as many where repeats are drawn.
         sizes: smallest and largest group, drawn evenly between.
         effect: how much higher, in units of the score's noise, rollouts score that show it.
-        spread: standard deviation of the effect between groups.
+        spread: standard deviation of the effect between prompts.
         rate: share of rollouts that show the behaviour.
-        rate_spread: standard deviation of its log-odds between groups.
+        rate_spread: standard deviation of its log-odds between prompts.
         lean: nats by which rollouts that show it are more fluent; fluency's own noise is 0.25.
         slope: how much the score rises a nat.
         grid: scores are rounded to multiples of this, which makes ties; 0 for none.
+        repeats: fewest and most groups of a prompt, drawn evenly between.
     """
 
     name: str
@@ -65,25 +68,44 @@ class Case:
     lean: float = 0.15
     slope: float = 2.0
     grid: float = 0.0
+    repeats: tuple[int, int] = (1, 1)
+
+    @property
+    def prompts(self) -> int:
+        """Prompts of a study, each the prompt of ``repeats`` groups."""
+        return self._prompts(self.groups)
+
+    def _prompts(self, groups: int) -> int:
+        return max(1, round(2 * groups / sum(self.repeats)))
 
     def study(self, rng: np.random.Generator, groups: int | None = None) -> Study:
         """One study; ``groups`` overrides their number."""
-        n_groups = groups or self.groups
+        prompt_of = self._repeated(rng, self._prompts(groups or self.groups))
+        n_groups, n_prompts = len(prompt_of), int(prompt_of[-1]) + 1
         size = rng.integers(self.sizes[0], self.sizes[1] + 1, n_groups)
         group = np.repeat(np.arange(n_groups), size)
-        odds = np.log(self.rate / (1 - self.rate)) + self.rate_spread * rng.normal(size=n_groups)
-        label = rng.random(len(group)) < (1 / (1 + np.exp(-odds)))[group]
-        effect = self.effect + self.spread * rng.normal(size=n_groups)
+        prompt = prompt_of[group]
+        odds = np.log(self.rate / (1 - self.rate)) + self.rate_spread * rng.normal(size=n_prompts)
+        label = rng.random(len(group)) < (1 / (1 + np.exp(-odds)))[prompt]
+        effect = self.effect + self.spread * rng.normal(size=n_prompts)
         # What differs between groups must not matter.
         level = rng.normal(size=(2, n_groups))[:, group]
         fluency = self.lean * label + 0.25 * rng.normal(size=len(group))
-        score = effect[group] * label + self.slope * fluency + rng.normal(size=len(group))
+        score = effect[prompt] * label + self.slope * fluency + rng.normal(size=len(group))
         if self.grid:
             score = np.round(score / self.grid) * self.grid
-        shift = rng.normal(size=n_groups)[group] + rng.normal(size=len(group))
+        shift = rng.normal(size=n_prompts)[prompt] + rng.normal(size=len(group))
         cosine = np.tanh(0.3 + 0.15 * shift)
         score, fluency = score + 8 * np.round(level[0]), fluency - 1 + 0.2 * level[1]
-        return Study(label, group, score, fluency, cosine)
+        return Study(label, group, prompt, score, fluency, cosine)
+
+    def _repeated(self, rng: np.random.Generator, prompts: int) -> np.ndarray:
+        """Prompt of each group."""
+        fewest, most = self.repeats
+        times = (
+            np.full(prompts, most) if fewest == most else rng.integers(fewest, most + 1, prompts)
+        )
+        return np.repeat(np.arange(prompts), times)
 
     def truth(self, delta: float, seed: int = 0) -> dict[str, float]:
         """What studies of this case estimate, from a very large one, by statistic."""
@@ -124,8 +146,17 @@ CASES = (
     Case("near 1, varied", groups=40, effect=3.0, spread=1.0),
     Case("near 1, few groups", groups=15, effect=2.2),
     Case("near 1, saturated", groups=60, effect=2.6, rate=0.85, rate_spread=1.0),
+    Case("repeated, null", groups=156, rate_spread=1.0, repeats=(6, 6)),
+    Case("repeated", 156, effect=0.4, spread=0.8, rate_spread=1.0, repeats=(6, 6)),
+    Case("repeated, saturated", 156, (8, 8), 0.4, 0.8, 0.85, 1.0, repeats=(6, 6)),
+    Case("repeated, few prompts", 48, effect=0.4, spread=0.8, rate_spread=1.0, repeats=(4, 4)),
+    Case("repeated, very few prompts", 36, effect=0.4, spread=0.8, repeats=(6, 6)),
+    Case("repeated unequally", 130, effect=0.4, spread=0.8, rate_spread=1.0, repeats=(1, 9)),
+    Case("repeated unequally, few", 60, (3, 10), 0.4, 0.8, rate_spread=0.7, repeats=(1, 9)),
+    Case("repeated, near 1", groups=192, effect=2.8, spread=1.0, repeats=(4, 4)),
+    Case("repeated, near 1, few prompts", 96, effect=2.8, spread=1.0, repeats=(4, 4)),
 )
-"""Null and alternative, unequal groups, ties, few groups, AUC near 1."""
+"""Null and alternative, unequal groups, ties, few groups, AUC near 1, prompts asked repeatedly."""
 
 
 def named(names: Sequence[str] | None) -> list[Case]:

@@ -13,12 +13,15 @@ from behaviortrace.bench.candidates import candidates
 from behaviortrace.bench.cases import AUCS, CASES, STATISTICS, Case, Study
 from behaviortrace.evaluate.auc import credit, group_codes, within_group_pairs
 from behaviortrace.evaluate.cluster_mean import cluster_percentile, cluster_t
+from behaviortrace.evaluate.clusters import cluster_codes
 from behaviortrace.evaluate.fluency import matched
-from behaviortrace.evaluate.within_group import judge
+from behaviortrace.evaluate.within_group import AucReport, Judged, judge
 
 DELTA = 0.10
 METHODS = ("percentile", "logit-t", "t")
-"""The paper's; the one that AUCs are judged by; the one that means are."""
+"""The paper's; the one that AUCs are judged by; the one that means are. All are over prompts."""
+BY_GROUP = "by group"
+"""What ``logit-t`` or ``t`` comes to where groups that repeat a prompt are taken as independent."""
 
 
 def coverage(
@@ -39,8 +42,9 @@ def coverage(
         others: also the intervals that were considered and not taken.
 
     Returns:
-        A row a statistic and method: ``case``, ``groups``, ``statistic``, ``truth``, ``method``,
-        ``studies`` (those with an interval), ``covered`` (share of them that hold the truth),
+        A row a statistic and method (:data:`METHODS`, and :data:`BY_GROUP` where prompts repeat):
+        ``case``, ``groups``, ``prompts``, ``statistic``, ``truth``, ``method``, ``studies`` (those
+        with an interval), ``covered`` (share of them that hold the truth),
         ``error`` (its binomial standard error at 0.95), ``below`` and ``above`` (shares that lie
         wholly below and above the truth), ``width`` (mean).
     """
@@ -58,6 +62,7 @@ def coverage(
         {
             "case": case.name,
             "groups": case.groups,
+            "prompts": case.prompts,
             "statistic": statistic,
             "truth": truth[statistic],
             "method": method,
@@ -71,37 +76,42 @@ def _ends(
     study: Study, resamples: int, seed: int
 ) -> Iterator[tuple[tuple[str, str], tuple[float, float]]]:
     """The intervals of each statistic of a study: the paper's first."""
-    report = judge(
-        study.label,
-        study.group,
-        {"s": study.score},
-        study.fluency,
-        delta=DELTA,
-        resamples=resamples,
-        seed=seed,
-    )
-    blocks = (report.raw, report.residualized, report.matched)
-    for statistic, block in zip(AUCS, blocks, strict=True):
-        assert block is not None
-        found = block["s"]
+    options: dict[str, Any] = {"delta": DELTA, "resamples": resamples, "seed": seed}
+    rows = (study.label, study.group, {"s": study.score}, study.fluency)
+    for statistic, found in _aucs(judge(*rows, cluster=study.prompt, **options)):
         yield (statistic, METHODS[0]), (found.lo, found.hi)
         yield (statistic, METHODS[1]), (found.logit_t.lo, found.logit_t.hi)
-    cosine, group = study.cosine[study.label], study.group[study.label]
-    paper, chosen = cluster_percentile(cosine, group, resamples, seed), cluster_t(cosine, group)
+    cosine, group, prompt = (a[study.label] for a in (study.cosine, study.group, study.prompt))
+    paper, chosen = cluster_percentile(cosine, prompt, resamples, seed), cluster_t(cosine, prompt)
     yield ("mean", METHODS[0]), (paper.lo, paper.hi)
     yield ("mean", METHODS[2]), (chosen.lo, chosen.hi)
+    if study.prompt[-1] == study.group[-1]:
+        return
+    for statistic, found in _aucs(judge(*rows, **options | {"resamples": 100})):
+        yield (statistic, BY_GROUP), (found.logit_t.lo, found.logit_t.hi)
+    wrong = cluster_t(cosine, group)
+    yield ("mean", BY_GROUP), (wrong.lo, wrong.hi)
+
+
+def _aucs(report: AucReport) -> Iterator[tuple[str, Judged]]:
+    for statistic, block in zip(
+        AUCS, (report.raw, report.residualized, report.matched), strict=True
+    ):
+        assert block is not None
+        yield statistic, block["s"]
 
 
 def _others(
     study: Study, resamples: int, seed: int
 ) -> Iterator[tuple[tuple[str, str], tuple[float, float]]]:
     code, n_groups = group_codes(study.group)
-    pairs = within_group_pairs(study.label, code, n_groups)
+    prompts = cluster_codes(study.group, study.prompt)
+    pairs = within_group_pairs(study.label, code, n_groups, prompts)
     for statistic, of in (("raw", pairs), ("matched", matched(pairs, study.fluency, DELTA))):
-        number = of.per_group()
+        number = of.per_cluster()
         if np.count_nonzero(number) < 2:
             continue
-        wins = of.per_group(credit(of.difference(study.score)))
+        wins = of.per_cluster(credit(of.difference(study.score)))
         for method, found in candidates(wins, number, resamples, seed).items():
             yield (statistic, method), found
 

@@ -172,7 +172,8 @@ def verdicts(
         passes += fluency(Evidence(rollout_level=table)).status == "pass"
         for variant in above:
             found = rows.direction(table, DRAW, variant)
-            above[variant] += found is not None and found["lo"] > 0.5
+            lower = None if found is None else rows.finite(found["lo"])
+            above[variant] += lower is not None and lower > 0.5
     return {
         "condition": condition,
         **counted(passes, studies),

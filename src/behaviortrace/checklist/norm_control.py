@@ -20,7 +20,8 @@ def norm_control(evidence: Evidence) -> Finding:
 
     Step-level precision in the trained window (P1): overall, norm finds the steps that trained. The
     best is picked in hindsight, so its margin must also be rarer than ``ALPHA`` where the ground
-    truth falls on other steps (:mod:`behaviortrace.evaluate.step_null`).
+    truth falls on other steps, or other prompts where they are asked again
+    (:mod:`behaviortrace.evaluate.step_null`).
     """
     bar = evidence.thresholds.step_margin
     if evidence.step_level is None:
@@ -46,6 +47,7 @@ def norm_control(evidence: Evidence) -> Finding:
         "p": p,
         "rankings": luck.get("rankings"),
         "permutations": luck.get("permutations"),
+        "prompts": luck.get("prompts"),
     }
     limits = {"step_margin": bar, "p": ALPHA}
     wide = margin >= bar - SLACK
@@ -65,7 +67,8 @@ def norm_control(evidence: Evidence) -> Finding:
 def _by_luck(luck: Mapping[str, Any], p: float | None) -> str:
     if p is None:
         return ""
+    whose = "the steps'" if luck.get("prompts") is None else "the steps' or the prompts'"
     return (
         f"; the best of {luck['rankings']} reaches as much in {p:.1%} of "
-        f"{luck['permutations']:,} orders of the steps' ground truth, where {ALPHA:.0%} may"
+        f"{luck['permutations']:,} orders of {whose} ground truth, where {ALPHA:.0%} may"
     )

@@ -72,12 +72,13 @@ def intervals(
         view.print_json({"auc": found, "seeds": seeds})
         return
     methods = list(dict.fromkeys(row["method"] for row in found))
-    heads = ["case", "groups", "statistic", "truth"]
+    heads = ["case", "groups", "prompts", "statistic", "truth"]
     table = Table(*heads, *methods, "widths", box=None, padding=(0, 2, 0, 0))
     for first, rows in _by_statistic(found):
         table.add_row(
             first["case"],
             str(first["groups"]),
+            str(first["prompts"]),
             first["statistic"],
             f"{first['truth']:.3f}",
             *(f"{rows[m]['covered']:.1%}" if m in rows else "" for m in methods),

@@ -37,13 +37,19 @@ def auc(
     matched: Annotated[
         float, typer.Option(help="Largest fluency difference of a matched pair, nats.")
     ] = 0.10,
+    cluster: Annotated[
+        str | None,
+        typer.Option(help="Column: what is independent, such as the prompt, if groups repeat one."),
+    ] = None,
     residual: Annotated[
         Control, typer.Option(help="How fluency is regressed out: one slope, or a spline.")
     ] = "linear",
     interval: Annotated[
         Shown, typer.Option(help="Interval shown: the paper's, or the one that holds.")
     ] = "percentile",
-    resamples: Annotated[int, typer.Option(help="Bootstrap resamples over groups.")] = 5000,
+    resamples: Annotated[
+        int, typer.Option(help="Bootstrap resamples over groups, or clusters.")
+    ] = 5000,
     seed: Annotated[int, typer.Option(help="Seed of the bootstrap.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -64,6 +70,7 @@ def auc(
         resamples=resamples,
         seed=seed,
         control=residual,
+        cluster=None if cluster is None else tables.clusters(frame, cluster, group, rows),
     )
     if report.pairs == 0:
         raise BehaviorTraceError(
@@ -112,6 +119,7 @@ def auc_json(report: AucReport) -> dict[str, Any]:
 
     ``lo`` and ``hi`` of a score are the paper's percentile interval. Under ``logit_t`` the same
     scores have the interval that holds, with its p-value and that adjusted by Holm over the scores.
+    Where an interval would carry no information its ends are None, and ``no_interval`` says why.
     """
     from behaviortrace.evaluate.power import POWER
 
@@ -127,10 +135,12 @@ def auc_json(report: AucReport) -> dict[str, Any]:
         "pairs": report.pairs,
         "groups": report.groups,
         "groups_with_pairs": report.groups_with_pairs,
+        "clusters": report.clusters,
         "raw": _cells(report.raw),
         "residualized": None if report.residualized is None else _cells(report.residualized),
         "matched": matched,
         "logit_t": {n: None if b is None else _tested(b) for n, b in blocks.items()},
+        "no_interval": {n: None if b is None else _reasons(b) for n, b in blocks.items()},
         "control": None if report.residualized is None else report.control,
         "detectable": {
             "power": POWER,
@@ -209,6 +219,13 @@ def _tested(judged: Mapping[str, Judged]) -> dict[str, dict[str, float | None]]:
     }
 
 
+def _reasons(judged: Mapping[str, Judged]) -> dict[str, dict[str, str | None]]:
+    """Why each score has no interval; None where it has one."""
+    return {
+        name: {"percentile": j.reason, "logit_t": j.logit_t.reason} for name, j in judged.items()
+    }
+
+
 def _number(value: float | None) -> float | None:
     return None if value is None or math.isnan(value) else value
 
@@ -223,7 +240,8 @@ def _warn(sentences: Sequence[str]) -> None:
 
 
 def _print_auc(report: AucReport, interval: Shown) -> None:
-    title = f"Within-group AUC [95% {interval} interval over groups]"
+    unit = "groups" if report.clusters == report.groups else f"{report.clusters} clusters"
+    title = f"Within-group AUC [95% {interval} interval over {unit}]"
     table = Table(title=title, title_justify="left")
     table.add_column("score")
     variants: dict[str, Mapping[str, Judged]] = {f"raw\n({report.pairs} pairs)": report.raw}
@@ -238,6 +256,9 @@ def _print_auc(report: AucReport, interval: Shown) -> None:
         cells = [_shown(_chosen(judged[name], interval)) for judged in variants.values()]
         table.add_row(name, *cells)
     view.stdout.print(table)
+    for title, judged in variants.items():
+        for why, names in _without(judged, interval).items():
+            typer.echo(f"no interval: {', '.join(names)} ({title.splitlines()[0]}): {why}")
     typer.echo(_auc_sentence(report, interval))
 
 
@@ -253,6 +274,16 @@ def _shown(interval: Interval) -> str:
     if math.isnan(interval.lo):
         return f"{_short(interval.point)} (no interval)"
     return f"{_short(interval.point)} [{_short(interval.lo)}, {_short(interval.hi)}]"
+
+
+def _without(judged: Mapping[str, Judged], interval: Shown) -> dict[str, list[str]]:
+    """Names of the scores that have an AUC and no interval, by reason."""
+    found: dict[str, list[str]] = {}
+    for name, each in judged.items():
+        chosen = _chosen(each, interval)
+        if chosen.reason is not None and not math.isnan(chosen.point):
+            found.setdefault(chosen.reason, []).append(name)
+    return found
 
 
 def _short(value: float) -> str:
@@ -288,8 +319,9 @@ def _auc_sentence(report: AucReport, interval: Shown) -> str:
         if smallest is None
         else f" The matched pairs detect an AUC from {_short(smallest)} on with {POWER:.0%} power."
     )
+    lie = "" if report.clusters == report.groups else f" ({report.clusters} clusters)"
     return (
-        f"{report.pairs} pairs in {report.groups_with_pairs} of {report.groups} groups. "
+        f"{report.pairs} pairs in {report.groups_with_pairs} of {report.groups} groups{lie}. "
         f"{control}{'; '.join(parts)}.{power}"
     )
 

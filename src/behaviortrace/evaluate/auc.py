@@ -25,12 +25,20 @@ class Pairs:
         lacks: shape (pairs,), row number of the sibling that does not.
         group: shape (pairs,), group code of the pair, in ``range(n_groups)``.
         n_groups: number of groups, those without a pair included.
+        cluster_of: shape (n_groups,), code of the cluster each group lies in, from 0 on: what is
+            independent. As :func:`~behaviortrace.evaluate.clusters.cluster_codes` gives them.
     """
 
     shows: np.ndarray
     lacks: np.ndarray
     group: np.ndarray
     n_groups: int
+    cluster_of: np.ndarray
+
+    @property
+    def n_clusters(self) -> int:
+        """Number of clusters, those without a pair included."""
+        return int(self.cluster_of.max(initial=-1)) + 1
 
     def __len__(self) -> int:
         """Number of pairs."""
@@ -44,9 +52,15 @@ class Pairs:
         """Sum of the pairs' weights (1 each by default) in each group, shape (n_groups,)."""
         return np.bincount(self.group, weights=weights, minlength=self.n_groups).astype(np.float64)
 
+    def per_cluster(self, weights: np.ndarray | None = None) -> np.ndarray:
+        """Sum of the pairs' weights (1 each by default) in each cluster, shape (n_clusters,)."""
+        cluster, n = self.cluster_of[self.group], self.n_clusters
+        return np.bincount(cluster, weights=weights, minlength=n).astype(np.float64)
+
     def keep(self, mask: np.ndarray) -> Pairs:
         """The pairs where ``mask``, shape (pairs,), holds; the groups stay all."""
-        return Pairs(self.shows[mask], self.lacks[mask], self.group[mask], self.n_groups)
+        shows, lacks, group = (each[mask] for each in (self.shows, self.lacks, self.group))
+        return Pairs(shows, lacks, group, self.n_groups, self.cluster_of)
 
 
 def group_codes(group: np.ndarray) -> tuple[np.ndarray, int]:
@@ -55,13 +69,16 @@ def group_codes(group: np.ndarray) -> tuple[np.ndarray, int]:
     return code, len(values)
 
 
-def within_group_pairs(label: np.ndarray, code: np.ndarray, n_groups: int) -> Pairs:
+def within_group_pairs(
+    label: np.ndarray, code: np.ndarray, n_groups: int, cluster_of: np.ndarray | None = None
+) -> Pairs:
     """Every pair of a positive and a negative row that share a group.
 
     Args:
         label: shape (n,), bool; True where the rollout shows the behaviour.
         code: shape (n,), group codes in ``range(n_groups)``, as :func:`group_codes` gives them.
         n_groups: number of groups.
+        cluster_of: shape (n_groups,), cluster of each group; each its own where None.
 
     Returns:
         The pairs, ordered by group; none where no group holds both labels.
@@ -85,7 +102,8 @@ def within_group_pairs(label: np.ndarray, code: np.ndarray, n_groups: int) -> Pa
     within = np.arange(total) - np.repeat(np.cumsum(partners) - partners, partners)
     shows = np.repeat(positive, partners)
     lacks = negative[np.repeat(first[code[positive]], partners) + within]
-    return Pairs(shows, lacks, code[shows], n_groups)
+    own = np.arange(n_groups) if cluster_of is None else cluster_of
+    return Pairs(shows, lacks, code[shows], n_groups, own)
 
 
 def credit(difference: np.ndarray, tolerance: np.ndarray | float = 0.0) -> np.ndarray:

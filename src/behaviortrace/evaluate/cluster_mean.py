@@ -13,13 +13,18 @@ import numpy as np
 from scipy import special
 
 from behaviortrace.evaluate.bootstrap import (
+    ALIKE,
+    ALONE,
     LEVEL,
     UNDEFINED,
     Interval,
+    no_interval,
     percentile_interval,
     ratio,
     resample_counts,
 )
+
+_NO_SPREAD = 1e-12  # a standard error below this share of the values is rounding
 
 
 def cluster_t(values: np.ndarray, cluster: np.ndarray) -> Interval:
@@ -27,10 +32,11 @@ def cluster_t(values: np.ndarray, cluster: np.ndarray) -> Interval:
 
     Args:
         values: shape (n,), finite.
-        cluster: shape (n,), what is independent, such as a rollout's group.
+        cluster: shape (n,), what is independent, such as a rollout's prompt.
 
     Returns:
-        The interval; its bounds are NaN for fewer than two clusters, all is NaN for no rows.
+        The interval; its bounds are NaN, with a reason, for fewer than two clusters and where no
+        cluster's mean differs from the others, all is NaN for no rows.
 
     Example:
         >>> found = cluster_t(np.array([0.1, 0.3, 0.2, 0.4]), np.array([0, 0, 1, 2]))
@@ -44,6 +50,8 @@ def cluster_t(values: np.ndarray, cluster: np.ndarray) -> Interval:
     mean = total.sum() / size.sum()
     moved = (total - mean * size) / size.sum() / (1 - share)
     error = np.sqrt((1 - 1 / len(size)) * (moved**2).sum())
+    if error <= _NO_SPREAD * np.abs(values).max():
+        return no_interval(float(mean), ALIKE.format(unit="cluster"))
     reach = special.stdtrit(1 / (share**2).sum() - 1, 0.5 + LEVEL / 2) * error
     return Interval(float(mean), float(mean - reach), float(mean + reach))
 
@@ -55,12 +63,13 @@ def cluster_percentile(
 
     Args:
         values: shape (n,), finite.
-        cluster: shape (n,), the unit drawn, such as a rollout's group.
+        cluster: shape (n,), the unit drawn, such as a rollout's prompt.
         resamples: number of bootstrap resamples.
         seed: of the resampling.
 
     Returns:
-        The interval; its bounds are NaN for fewer than two clusters, all is NaN for no rows.
+        The interval; its bounds are NaN, with a reason, for fewer than two clusters and where no
+        cluster's mean differs from the others, all is NaN for no rows.
     """
     total, size = _sums(values, cluster)
     if len(size) < 2:
@@ -69,7 +78,7 @@ def cluster_percentile(
         ratio(counts @ total, counts @ size)
         for counts in resample_counts(len(size), resamples, seed)
     ]
-    return percentile_interval(float(np.mean(values)), np.concatenate(means))
+    return percentile_interval(float(np.mean(values)), np.concatenate(means), "cluster")
 
 
 def _sums(values: np.ndarray, cluster: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -84,4 +93,4 @@ def _pointless(values: np.ndarray) -> Interval:
     """Without a second cluster there is a mean, and nothing to say of its error."""
     if not len(values):
         return UNDEFINED
-    return Interval(float(np.mean(values)), float("nan"), float("nan"))
+    return no_interval(float(np.mean(values)), ALONE.format(unit="cluster", what="rows"))

@@ -75,8 +75,9 @@ class Residual:
     """A score with fluency, and what else, regressed out inside groups, seen through its pairs.
 
     Attributes:
-        cross: shape (n_groups, controls), sum of centred score x centred control in each group.
-        square: shape (n_groups, controls, controls), sums of the products of centred controls.
+        cross: shape (n_clusters, controls), sum of centred score x centred control in each cluster
+            of groups.
+        square: shape (n_clusters, controls, controls), sums of the products of centred controls.
         by_score: shape (pairs,), score difference of each pair.
         by_control: shape (pairs, controls), difference of each control; fluency is the first.
         score_grain: what rounding can make of a score difference.
@@ -115,18 +116,18 @@ class Residual:
         return _left(self.by_score, self.by_control @ slopes, rounding)
 
     def shift(self, pairs: Pairs) -> np.ndarray:
-        """How far each group moves the AUC through the slopes it helps to fit.
+        """How far each cluster moves the AUC through the slopes it helps to fit.
 
         The AUC changes with a slope by a derivative, taken over one standard error of the slope
-        either way; a group moves the slopes by its share of the normal equations.
+        either way; a cluster moves the slopes by its share of the normal equations.
 
         Args:
             pairs: the pairs the differences belong to.
 
         Returns:
-            Shape (n_groups,); 0 where no control varies inside any group.
+            Shape (n_clusters,); 0 where no control varies inside any group.
         """
-        found = np.zeros(pairs.n_groups)
+        found = np.zeros(pairs.n_clusters)
         if self.constant or not len(pairs):
             return found
         fitted = self.slopes
@@ -147,7 +148,7 @@ class Residual:
         are looked at once a resample.
 
         Args:
-            counts: shape (resamples, n_groups), how often each group was drawn.
+            counts: shape (resamples, n_clusters), how often each cluster was drawn.
             pairs: the pairs the differences belong to.
 
         Returns:
@@ -163,16 +164,16 @@ class Residual:
         ends = np.array([fitted.min()]), np.array([fitted.max()])
         first, last = (self.credit(end) for end in ends)
         settled = ((first == last) & (first != 0.5)) | (by_fluency == 0)
-        wins = counts @ pairs.per_group(np.where(settled, first, 0.0))
+        wins = counts @ pairs.per_cluster(np.where(settled, first, 0.0))
         still_open = np.flatnonzero(~settled)
-        group = pairs.group[still_open]
-        rows = max(1, _CELLS // max(len(group), 1))
+        cluster = pairs.cluster_of[pairs.group[still_open]]
+        rows = max(1, _CELLS // max(len(cluster), 1))
         for start in range(0, len(counts), rows):
             part = slice(start, start + rows)
             at = fitted[part, None]
             rounding = self.score_grain + np.abs(at) * fluency_grain
             won = _left(self.by_score[still_open], at * by_fluency[still_open], rounding)
-            wins[part] += np.einsum("rp,rp->r", counts[part][:, group], won)
+            wins[part] += np.einsum("rp,rp->r", counts[part][:, cluster], won)
         return wins
 
     def _solver(self) -> np.ndarray:
@@ -208,12 +209,14 @@ def residualize(
     centered = [center(each, code, pairs.n_groups) for each in controls]
     own = center(score, code, pairs.n_groups)
 
-    def by_group(values: np.ndarray) -> np.ndarray:
-        return np.bincount(code, weights=values, minlength=pairs.n_groups)
+    cluster = pairs.cluster_of[code]
 
-    square = [np.stack([by_group(a * b) for b in centered], axis=-1) for a in centered]
+    def by_cluster(values: np.ndarray) -> np.ndarray:
+        return np.bincount(cluster, weights=values, minlength=pairs.n_clusters)
+
+    square = [np.stack([by_cluster(a * b) for b in centered], axis=-1) for a in centered]
     return Residual(
-        cross=np.stack([by_group(own * each) for each in centered], axis=-1),
+        cross=np.stack([by_cluster(own * each) for each in centered], axis=-1),
         square=np.stack(square, axis=-2),
         by_score=pairs.difference(score),
         by_control=np.stack([pairs.difference(each) for each in controls], axis=-1),

@@ -13,6 +13,7 @@ import numpy as np
 import polars as pl
 
 from behaviortrace.evaluate.bootstrap import Interval
+from behaviortrace.evaluate.clusters import by_prompt
 from behaviortrace.evaluate.control import Control
 from behaviortrace.evaluate.multiplicity import with_holm
 from behaviortrace.evaluate.precision import base_rate, ceiling, lift, precision_at_ground_truth
@@ -63,7 +64,8 @@ ROLLOUT_LEVEL_SCHEMA: dict[str, Any] = {
     "p_holm": pl.Float64,  # adjusted over the targeted rankings of a source, label and variant
     "detectable": pl.Float64,  # smallest AUC these pairs detect with 80% power
     "pairs": pl.Int64,
-    "groups": pl.Int64,  # all that are resampled
+    "groups": pl.Int64,
+    "clusters": pl.Int64,  # what is resampled: prompts, all groups of one together
     "delta": pl.Float64,  # matched only
     "reason": pl.String,  # why the AUC, or its interval, is null
 }
@@ -160,8 +162,9 @@ def rollout_level(
 ) -> pl.DataFrame:
     """Within-group AUC of every per-rollout score, for both labels and all variants.
 
-    Embedding "step" is left out: it is constant inside a group. A rollout without a score, label or
-    (for the controlled variants) fluency or norm is left out of that row's pairs.
+    Embedding "step" is left out: it is constant inside a group. Groups of one prompt are one
+    cluster (:func:`~behaviortrace.evaluate.clusters.by_prompt`). A rollout without a score, label
+    or (for the controlled variants) fluency or norm is left out of that row's pairs.
 
     Args:
         rollouts: ``ROLLOUT_SCHEMA`` of the source.
@@ -173,7 +176,7 @@ def rollout_level(
         ``ROLLOUT_LEVEL_SCHEMA``; no rows for a label the source does not have.
     """
     every = [s for s in aligned(rollouts, scores, source) if s.embedding != STEP]
-    group = rollouts["group"].to_numpy()
+    place = rollouts["group"].to_numpy(), by_prompt(rollouts)
     fluency = rollouts["fluency"].fill_null(math.nan).to_numpy()
     magnitude = _magnitude(rollouts)
     found: list[dict[str, Any]] = []
@@ -189,18 +192,20 @@ def rollout_level(
             else "fluency or the gradient's norm is not recorded",
         }
         for mask, members in _by_mask(every, labelled):
-            raw = _judged(label, group, members, None, mask, settings)
+            raw = _judged(label, place, members, None, mask, settings)
             fluent = mask & np.isfinite(fluency)
             straight, bent = (
-                _judged(label, group, members, fluency, fluent, settings, control)
+                _judged(label, place, members, fluency, fluent, settings, control)
                 for control in get_args(Control)
             )
             sized = fluent & np.isfinite(magnitude)
-            both = _judged(label, group, members, fluency, sized, settings, magnitude=magnitude)
+            both = _judged(label, place, members, fluency, sized, settings, magnitude=magnitude)
             for column, scored in enumerate(members):
                 key = {"source": source, "label": name, **scored.key}
-                for row in _variants(raw, straight, bent, both, str(column), name, absent):
-                    found.append({**key, **_bounds(row.pop("judged"), settings), **row})
+                for row in _variants(raw, straight, bent, both, str(column), absent):
+                    judged, why = row.pop("judged"), row.pop("reason")
+                    why = why or _no_auc(judged.by(settings.interval), name)
+                    found.append({**key, **_bounds(judged, settings), **row, "reason": why})
     order = ["label", "embedding", "estimator", "target"]
     frame = _frame(found, ROLLOUT_LEVEL_SCHEMA).sort(order, nulls_last=True, maintain_order=True)
     # Controls are no claims. A reader picks the best among all targeted rankings of a family.
@@ -220,7 +225,7 @@ def _by_mask(
 
 def _judged(
     label: np.ndarray,
-    group: np.ndarray,
+    place: tuple[np.ndarray, np.ndarray],
     members: list[Scored],
     fluency: np.ndarray | None,
     mask: np.ndarray,
@@ -228,6 +233,7 @@ def _judged(
     control: Control = "linear",
     magnitude: np.ndarray | None = None,
 ) -> AucReport:
+    group, cluster = place
     scores = {str(column): scored.values[mask] for column, scored in enumerate(members)}
     fluent = None if fluency is None else fluency[mask]
     return judge(
@@ -240,6 +246,7 @@ def _judged(
         seed=settings.seed,
         control=control,
         also=None if magnitude is None else magnitude[mask],
+        cluster=cluster[mask],
     )
 
 
@@ -249,25 +256,20 @@ def _variants(
     bent: AucReport,
     both: AucReport,
     column: str,
-    label: str,
     absent: Mapping[str, str | None],
 ) -> Iterator[dict[str, Any]]:
-    """The rows of one score and label, each with its reason where it is undefined."""
+    """The rows of one score and label, each with the reason where its variant was not judged."""
     unknown = absent["fluency"]
+    near = (straight.matched, straight.matched_pairs, straight.matched_detectable)
     blocks = (
-        (raw.raw, raw.pairs, raw.detectable, raw.groups, None),
-        (straight.residualized, straight.pairs, straight.detectable, straight.groups, unknown),
-        (bent.residualized, bent.pairs, bent.detectable, bent.groups, unknown),
-        (both.residualized, both.pairs, both.detectable, both.groups, absent["norm"]),
-        (
-            straight.matched,
-            straight.matched_pairs,
-            straight.matched_detectable,
-            straight.groups,
-            unknown,
-        ),
+        (raw, (raw.raw, raw.pairs, raw.detectable), None),
+        (straight, (straight.residualized, straight.pairs, straight.detectable), unknown),
+        (bent, (bent.residualized, bent.pairs, bent.detectable), unknown),
+        (both, (both.residualized, both.pairs, both.detectable), absent["norm"]),
+        (straight, near, unknown),
     )
-    for variant, (judged, pairs, detectable, groups, why) in zip(VARIANTS, blocks, strict=True):
+    for variant, (report, block, why) in zip(VARIANTS, blocks, strict=True):
+        judged, pairs, detectable = block
         found = judged[column] if judged is not None else NO_PAIRS
         delta = straight.delta if variant == "matched" else None
         if why is None and straight.pairs and not pairs:
@@ -276,10 +278,11 @@ def _variants(
             "variant": variant,
             "judged": found,
             "pairs": pairs,
-            "groups": groups,
+            "groups": report.groups,
+            "clusters": report.clusters,
             "detectable": detectable,
             "delta": delta,
-            "reason": why or _no_auc(found, label),
+            "reason": why,
         }
 
 
@@ -310,9 +313,7 @@ def _bounds(judged: Judged, settings: EvaluateSettings) -> dict[str, Any]:
 def _no_auc(interval: Interval, label: str) -> str | None:
     if math.isnan(interval.point):
         return f"no group holds scored rollouts both with and without {label!r}"
-    if math.isnan(interval.lo):
-        return "only one group has pairs, so there is nothing to resample"
-    return None
+    return interval.reason
 
 
 def _no_precision(truth: np.ndarray, table: str) -> str | None:

@@ -1,5 +1,8 @@
 """The interval that holds: Student's t over groups, on the logit scale.
 
+Groups here are what is independent: all groups of a prompt together, where a prompt is repeated
+(:mod:`behaviortrace.evaluate.clusters`).
+
 Chosen by simulation (``behaviortrace bench intervals --others``). The percentile bootstrap and BCa
 are too narrow with few groups, and near 1, where percentiles end at what was seen. So is t on the
 AUC itself near 1, and the studentised bootstrap fails where many resamples lose no pair. Korn and

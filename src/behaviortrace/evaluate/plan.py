@@ -24,6 +24,7 @@ from behaviortrace.evaluate.planned_power import (
 )
 from behaviortrace.evaluate.step_null import ALPHA
 from behaviortrace.plant.emergence import START, hits_needed
+from behaviortrace.plant.prompts import training_prompts
 from behaviortrace.recipe import Recipe
 from behaviortrace.recipe.costs import expected_cost
 
@@ -191,9 +192,8 @@ def _training(recipe: Recipe, shows: Showing) -> dict[str, Any]:
     """Rollout level on the training rollouts themselves, all of them and inside the window."""
     train = recipe.train
     every = Showing(shows.rate, shows.icc, 1.0, _silent(recipe))
-    behavior = Pairing(every, train.steps * train.prompts_per_step, train.generations)
-    inside = recipe.plant.cutoff_step * train.prompts_per_step
-    boosted = Pairing(_boosted(recipe, shows), inside, train.generations)
+    behavior = _trained_pairing(recipe, every, train.steps)
+    boosted = _trained_pairing(recipe, _boosted(recipe, shows), recipe.plant.cutoff_step)
     facts = {
         "behavior": _paired(behavior),
         "boosted_trained_window": _paired(boosted),
@@ -209,6 +209,13 @@ def _training(recipe: Recipe, shows: Showing) -> dict[str, Any]:
         f"{found:.3f} on{also}"
     )
     return {**facts, "answers": True, "sentence": sentence}
+
+
+def _trained_pairing(recipe: Recipe, showing: Showing, steps: int) -> Pairing:
+    """Of the first so many steps, whose prompts come round again once all had their turn."""
+    groups = steps * recipe.train.prompts_per_step
+    repeats = max(1.0, groups / training_prompts(recipe))
+    return Pairing(showing, groups, recipe.train.generations, repeats, recipe.assume.repeat_icc)
 
 
 def _rollout(recipe: Recipe, shows: Showing, seeds: int, draws: int) -> dict[str, Any]:
@@ -230,8 +237,9 @@ def _rollout(recipe: Recipe, shows: Showing, seeds: int, draws: int) -> dict[str
         "smallest_auc_study": study,
     }
     narrow = one.width() <= limits.rollout_width
+    of = "" if one.repeats == 1 else f" of {recipe.draw.prompts} prompts"
     found = (
-        f"a draw has about {one.pairs:,.0f} pairs in {one.groups} groups: {_wide(one)} where "
+        f"a draw has about {one.pairs:,.0f} pairs in {one.groups} groups{of}: {_wide(one)} where "
         f"{limits.rollout_width:g} is allowed, and {_told(paired['smallest_auc'])}"
     )
     over = (
@@ -247,7 +255,7 @@ def _rollout(recipe: Recipe, shows: Showing, seeds: int, draws: int) -> dict[str
     if groups is None:
         remedy = "draw from a checkpoint where the behaviour is neither rare nor saturated"
     else:
-        # More repeats narrow the interval too, but tell more of the same prompts only.
+        # More repeats tell more of the same prompts, and do not help beyond what those can.
         remedy = f"raise draw.prompts to {math.ceil(groups / recipe.draw.repeats)}"
     return {
         **facts,
@@ -268,12 +276,15 @@ def _told(smallest: float | None) -> str:
 
 def _draw_pairing(recipe: Recipe, shows: Showing) -> Pairing:
     draw = recipe.draw
-    return Pairing(shows, draw.prompts * draw.repeats, draw.generations)
+    groups = draw.prompts * draw.repeats
+    return Pairing(shows, groups, draw.generations, draw.repeats, recipe.assume.repeat_icc)
 
 
 def _paired(pairing: Pairing) -> dict[str, Any]:
     return {
         "groups": pairing.groups,
+        "prompts": round(pairing.groups / pairing.repeats),
+        "design_effect": pairing.design_effect,
         "groups_with_pairs": pairing.groups_with_pairs,
         "pairs": pairing.pairs,
         "standard_error": _defined(pairing.standard_error(0.5)),
@@ -283,23 +294,24 @@ def _paired(pairing: Pairing) -> dict[str, Any]:
 
 
 def _token(recipe: Recipe, shows: Showing) -> dict[str, Any]:
-    """Responses with the behaviour to compare, over how many groups."""
+    """Responses with the behaviour to compare, of how many prompts."""
     one = _draw_pairing(recipe, shows)
-    with_one = one.groups * (1 - float(shows.counts(one.size)[0]))
+    asked = recipe.draw.repeats * one.size  # responses to a prompt
+    with_one = recipe.draw.prompts * (1 - float(shows.counts(asked)[0]))
     responses = min(one.groups * one.size * shows.rate, _TOKEN_LIMIT)
     clusters = min(with_one, responses)
     bar = recipe.thresholds.token_in_context
     smallest = detectable_mean(bar, recipe.assume.cosine_sd, clusters)
-    facts = {"responses": responses, "groups": clusters, "smallest_cosine": smallest}
+    facts = {"responses": responses, "prompts": clusters, "smallest_cosine": smallest}
     if smallest is None:
         sentence = (
-            f"cannot answer: about {responses:.0f} responses with the behaviour in {clusters:.0f} "
-            "groups; raise draw.prompts, or draw from a later checkpoint"
+            f"cannot answer: about {responses:.0f} responses with the behaviour to "
+            f"{clusters:.0f} prompts; raise draw.prompts, or draw from a later checkpoint"
         )
         return {**facts, "answers": False, "sentence": sentence}
     sentence = (
-        f"can answer: about {responses:.0f} responses with the behaviour in {clusters:.0f} groups; "
-        f"a mean in-context cosine from {smallest:.3f} on clears the bar of {bar:g}"
+        f"can answer: about {responses:.0f} responses with the behaviour to {clusters:.0f} "
+        f"prompts; a mean in-context cosine from {smallest:.3f} on clears the bar of {bar:g}"
     )
     return {**facts, "answers": True, "sentence": sentence}
 

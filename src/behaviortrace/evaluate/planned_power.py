@@ -1,13 +1,18 @@
 """What a planned run could show: headroom, and the smallest effects it would detect.
 
 Closed forms, checked by simulation in the tests. A group's rollouts show the behaviour with a
-propensity of the group's own, drawn from a beta distribution; given it they are independent. Its
+propensity of its prompt's own, drawn from a beta distribution; given it they are independent. Its
 mean is the behaviour rate, and its spread is given as the intra-class correlation ``icc``: the
-correlation of two rollouts of a group.
+correlation of two rollouts of a prompt.
+
+Groups that repeat a prompt are one unit of the interval, so that its degrees of freedom count
+prompts; and as the effect varies between prompts, their AUCs go together, which the design effect
+(Kish 1965) makes an error of.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -121,11 +126,15 @@ class Pairing:
         showing: how often rollouts are labelled.
         groups: number of groups.
         size: rollouts of a group.
+        repeats: groups of a prompt, on average; 1 where every prompt is asked once.
+        alike: correlation of the AUCs of two groups of a prompt.
     """
 
     showing: Showing
     groups: int
     size: int
+    repeats: float = 1.0
+    alike: float = 0.0
 
     @property
     def pairs(self) -> float:
@@ -135,20 +144,29 @@ class Pairing:
 
     @property
     def groups_with_pairs(self) -> float:
-        """Expected number of groups that hold both labels, the units of the bootstrap."""
+        """Expected number of groups that hold both labels."""
         counts = self.showing.counts(self.size)
         return self.groups * float(1 - counts[0] - counts[-1])
 
     @property
     def freedom(self) -> float:
-        """Expected degrees of freedom of the logit-t interval: groups by their weight, less one.
+        """Expected degrees of freedom of the logit-t interval: prompts by their weight, less one.
 
-        A group weighs as many pairs as it has (Kish); few hold most of them where labels are rare.
+        A prompt weighs as many pairs as it has (Kish); few hold most of them where labels are rare.
+        Two groups of it, independent given its propensity, hold many or few together.
         """
         counts, labelled = self.showing.counts(self.size), np.arange(self.size + 1)
         held = labelled * (self.size - labelled)
         one, two = float(counts @ held), float(counts @ held**2)
-        return self.groups * one**2 / two - 1 if two > 0 else math.nan
+        mixed = sum(c * self.showing.moment(k) for k, c in ((2, 1), (3, -2), (4, 1)))
+        together = (self.size * (self.size - 1)) ** 2 * mixed
+        square = two + (self.repeats - 1) * together  # of a prompt's pairs, over its repeats
+        return self.groups * one**2 / square - 1 if two > 0 else math.nan
+
+    @property
+    def design_effect(self) -> float:
+        """How many times the variance is what independent groups would have (Kish)."""
+        return 1 + (self.repeats - 1) * self.alike
 
     def power(self, auc: float) -> float:
         """Chance that the 95% logit-t interval lies above 0.5, at a true AUC."""
@@ -165,7 +183,7 @@ class Pairing:
         if self.pairs <= 0:
             return math.nan
         shared = (self.size - 2) * (both_beaten(auc) - auc * auc)
-        return math.sqrt((auc * (1 - auc) + shared) / self.pairs)
+        return math.sqrt((auc * (1 - auc) + shared) / self.pairs * self.design_effect)
 
     def width(self, auc: float = 0.5) -> float:
         """Expected width of its 95% interval; NaN where there is none."""
@@ -176,10 +194,10 @@ class Pairing:
         return float(hi - lo)
 
     def groups_for_width(self, width: float) -> int | None:
-        """How many groups would bring the interval to a width, or less; None for too many."""
+        """How many groups, of as many repeats, bring the interval to a width; None for too many."""
 
         def wide(groups: int) -> bool:
-            return not Pairing(self.showing, groups, self.size).width() <= width
+            return not dataclasses.replace(self, groups=groups).width() <= width
 
         most = 2
         while wide(most):
@@ -203,8 +221,8 @@ def both_beaten(auc: float) -> float:
 def detectable_auc(pairing: Pairing) -> float | None:
     """Smallest AUC whose 95% logit-t interval lies above 0.5 in 80% of draws.
 
-    None where fewer than two groups are expected to hold pairs, or to weigh as two: there is then
-    no interval, or none that says anything.
+    None where fewer than two groups are expected to hold pairs, or prompts to weigh as two: there
+    is then no interval, or none that says anything.
     """
     if pairing.groups_with_pairs < 2 or not pairing.freedom > 1:
         return None

@@ -27,16 +27,16 @@ def detectable(pairs: Pairs, power: float = POWER) -> float:
     """Smallest AUC above 0.5 whose 95% interval excludes 0.5 with the given power.
 
     The interval is that of :func:`behaviortrace.evaluate.logit_t.logit_t`. Groups whose AUCs differ
-    by more than chance need a larger effect than this.
+    by more than chance need a larger effect than this. Its degrees of freedom are the clusters'.
 
     Args:
         pairs: the pairs at hand, such as those matched by fluency.
         power: chance of finding the effect.
 
     Returns:
-        An AUC in (0.5, 1), or NaN where fewer than two groups have pairs.
+        An AUC in (0.5, 1), or NaN where fewer than two clusters have pairs.
     """
-    number = pairs.per_group()
+    number = pairs.per_cluster()
     if np.count_nonzero(number) < 2:
         return float("nan")
     freedom = number.sum() ** 2 / (number**2).sum() - 1

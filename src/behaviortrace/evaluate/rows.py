@@ -13,6 +13,7 @@ import numpy as np
 import polars as pl
 
 from behaviortrace.errors import BehaviorTraceError
+from behaviortrace.evaluate.clusters import split_error, split_group
 
 _TRUE, _FALSE = ("1", "1.0", "true"), ("0", "0.0", "false")
 _PARQUET_MAGIC = b"PAR1"
@@ -130,6 +131,27 @@ def keys(frame: pl.DataFrame, name: str, path: str | Path, option: str) -> np.nd
             f"{path}: column {name!r} holds {values.dtype}; {option} needs numbers or text"
         )
     return values.rank("dense").to_numpy().astype(np.int64) - 1
+
+
+def clusters(frame: pl.DataFrame, name: str, group: str, path: str | Path) -> np.ndarray:
+    """A column of clusters of groups as integer codes, shape (n,).
+
+    Args:
+        frame: as :func:`read_rows` gave it.
+        name: of the column.
+        group: of the groups' column.
+        path: of the file, for the message.
+
+    Raises:
+        BehaviorTraceError: as :func:`keys`; or a group lies in two clusters.
+    """
+    code = keys(frame, name, path, "--cluster")
+    rows = split_group(keys(frame, group, path, "--group"), code)
+    if rows is not None:
+        where = f"{path}: --cluster {name}: "
+        one, other = (frame[name][row] for row in rows)
+        raise split_error(frame[group][rows[0]], one, other, where)
+    return code
 
 
 def distinct(names: Sequence[str], option: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""Fluency control that need not be linear: a spline, cross-fit by group.
+"""Fluency control that need not be linear: a spline, cross-fit by cluster of groups.
 
 An effect of fluency that bends survives a straight line (the paper's section 7). Here the score is
 regressed on a natural cubic spline of fluency, with an intercept a group.
@@ -36,33 +36,43 @@ def basis(fluency: np.ndarray) -> np.ndarray:
 
 
 def spline_fit(
-    score: np.ndarray, fluency: np.ndarray, code: np.ndarray, n_groups: int, seed: int = 0
+    score: np.ndarray,
+    fluency: np.ndarray,
+    code: np.ndarray,
+    n_groups: int,
+    seed: int = 0,
+    cluster_of: np.ndarray | None = None,
 ) -> np.ndarray:
-    """What fluency explains of a score inside groups, by a curve fitted to other groups.
+    """What fluency explains of a score inside groups, by a curve fitted to other clusters of them.
 
-    The groups are dealt into folds at random, and the curve of each fold comes from the rest; a
+    The clusters are dealt into folds at random, and the curve of each fold comes from the rest; a
     curve fitted to the very rollouts it is taken from would follow their noise too.
 
     Args:
         score: shape (n,), finite.
         fluency: shape (n,), finite, nats.
         code: shape (n,), group codes in ``range(n_groups)``.
-        n_groups: number of groups; with fewer than two there is nothing to fit on, and nothing
-            is explained.
+        n_groups: number of groups; with fewer than two clusters of them there is nothing to fit
+            on, and nothing is explained.
         seed: of the folds.
+        cluster_of: shape (n_groups,), cluster code of each group, from 0 on; each its own where
+            None.
 
     Returns:
         Shape (n,); compare it inside a group only, since its level is arbitrary.
     """
     curve = basis(to_unit(fluency))
-    if not curve.shape[1] or n_groups < 2:
+    own = np.arange(n_groups) if cluster_of is None else cluster_of
+    n_clusters = int(own.max(initial=-1)) + 1
+    if not curve.shape[1] or n_clusters < 2:
         return np.zeros(len(score))
     centered = np.column_stack([center(column, code, n_groups) for column in curve.T])
     unit = np.frexp(np.abs(score).max(initial=0.0))[1]
     left = center(np.ldexp(score, -unit), code, n_groups)
-    fold = np.random.default_rng(seed).permutation(n_groups)[code] % min(FOLDS, n_groups)
+    folds = min(FOLDS, n_clusters)
+    fold = np.random.default_rng(seed).permutation(n_clusters)[own[code]] % folds
     fitted = np.empty(len(score))
-    for each in range(min(FOLDS, n_groups)):
+    for each in range(folds):
         own = fold == each
         weights = np.linalg.lstsq(centered[~own], left[~own], rcond=None)[0]
         fitted[own] = curve[own] @ weights

@@ -4,16 +4,21 @@ The step-level rule takes the best targeted ranking in hindsight. With few steps
 that know nothing is often far above a control. So the margin is compared with itself under the
 ground truth of other steps: every ranking is kept, and the steps' shares of ground truth change
 places, which breaks any link between them and leaves all else as it was.
+
+Where prompts come round again, steps are not independent: a ranking and the ground truth may both
+go by the prompts, and know nothing of one another. So the ground truth of prompts changes places
+too, each prompt's groups together, and the margin has to be rare by both.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import polars as pl
 
+from behaviortrace.evaluate.clusters import by_prompt, cluster_codes
 from behaviortrace.evaluate.levels import STEP
 from behaviortrace.evaluate.scores import aligned
 
@@ -22,6 +27,7 @@ ALPHA = 0.05
 PERMUTATIONS = 10_000
 _NORM = "norm"
 _ROUNDING = 1e-12
+_CELLS = 1_000_000  # permutations x groups held at a time, to bound memory
 
 
 @dataclass(frozen=True)
@@ -30,10 +36,12 @@ class StepMargin:
 
     Attributes:
         margin: of precision at |GT| in the trained window.
-        p: share of the permutations, this one counted in, with a margin at least as large.
+        p: share of the permutations, this one counted in, with a margin at least as large; the
+            larger share, where prompts change places too.
         rankings: targeted rankings the best is taken of.
         steps: that change places.
-        permutations: drawn.
+        permutations: drawn, of each kind.
+        prompts: that change places; None where each is asked once.
     """
 
     margin: float
@@ -41,6 +49,7 @@ class StepMargin:
     rankings: int
     steps: int
     permutations: int
+    prompts: int | None = None
 
 
 def step_margin(
@@ -76,7 +85,10 @@ def step_margin(
     if not truth.any() or not targeted or not norm:
         return None
     step = np.unique(rollouts["step"].to_numpy()[inside], return_inverse=True)[1]
-    return margin_of([*targeted, norm[0]], truth, step, permutations, seed)
+    place = None
+    if not rollouts["group"].null_count():
+        place = rollouts["group"].to_numpy()[inside], by_prompt(rollouts)[inside]
+    return margin_of([*targeted, norm[0]], truth, step, permutations, seed, place)
 
 
 def margin_of(
@@ -85,6 +97,7 @@ def margin_of(
     step: np.ndarray,
     permutations: int = PERMUTATIONS,
     seed: int = 0,
+    place: tuple[np.ndarray, np.ndarray] | None = None,
 ) -> StepMargin:
     """The margin of the best of the rankings but the last over the last.
 
@@ -94,6 +107,7 @@ def margin_of(
         step: shape (n,), codes from 0 on.
         permutations: how many.
         seed: of the permutations.
+        place: group and prompt of each row, each shape (n,); every prompt is asked once where None.
     """
     size = np.bincount(step)
     density = np.bincount(step, weights=truth) / size
@@ -103,13 +117,70 @@ def margin_of(
     observed = float(_margins(taken, density[None])[0])
     by_luck = _margins(taken, density[orders])
     reached = int((by_luck >= observed - _ROUNDING).sum())
+    asked = None if place is None else _Asked.of(truth, step, *place)
+    if asked is not None:
+        chunks = asked.densities(permutations, np.random.default_rng((seed, 1)))
+        again = sum(int((_margins(taken, d) >= observed - _ROUNDING).sum()) for d in chunks)
+        reached = max(reached, again)
     return StepMargin(
         margin=observed,
         p=(1 + reached) / (1 + permutations),
         rankings=len(rankings) - 1,
         steps=len(size),
         permutations=permutations,
+        prompts=None if asked is None else len(asked.times),
     )
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """Groups and their prompts, of which some come round again.
+
+    Attributes:
+        rate: shape (groups,), share of ground truth.
+        share: shape (groups, steps), a group's part of the rows of its step.
+        prompt: shape (groups,), codes from 0 on.
+        turn: shape (groups,), how often its prompt was asked before.
+        order: shape (groups,), groups by prompt and turn.
+        times: shape (prompts,), how often each is asked.
+    """
+
+    rate: np.ndarray
+    share: np.ndarray
+    prompt: np.ndarray
+    turn: np.ndarray
+    order: np.ndarray
+    times: np.ndarray
+
+    @classmethod
+    def of(
+        cls, truth: np.ndarray, step: np.ndarray, group: np.ndarray, prompt: np.ndarray
+    ) -> _Asked | None:
+        """From rows; None where no prompt is asked twice."""
+        asked = cluster_codes(group, prompt)
+        times = np.bincount(asked)
+        if times.max() == 1:
+            return None
+        _, first, code = np.unique(group, return_index=True, return_inverse=True)
+        size, at = np.bincount(code), step[first]
+        order = np.lexsort((at, asked))
+        turn = np.empty(len(order), dtype=np.int64)
+        turn[order] = np.arange(len(order)) - np.repeat(np.cumsum(times) - times, times)
+        share = np.zeros((len(size), step.max() + 1))
+        share[np.arange(len(size)), at] = size / np.bincount(step)[at]
+        return cls(np.bincount(code, weights=truth) / size, share, asked, turn, order, times)
+
+    def densities(self, permutations: int, rng: np.random.Generator) -> Iterator[np.ndarray]:
+        """Ground truth of the steps, (m, steps), where each prompt has had another's.
+
+        Its groups take that one's in turn, over again where there are fewer.
+        """
+        start, rows = np.cumsum(self.times) - self.times, max(1, _CELLS // len(self.rate))
+        for done in range(0, permutations, rows):
+            names = np.tile(np.arange(len(self.times)), (min(rows, permutations - done), 1))
+            giver = rng.permuted(names, axis=1)[:, self.prompt]
+            given = self.order[start[giver] + self.turn % self.times[giver]]
+            yield self.rate[given] @ self.share
 
 
 def _taken(score: np.ndarray, step: np.ndarray, k: int) -> np.ndarray:

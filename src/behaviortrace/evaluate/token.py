@@ -12,6 +12,7 @@ import polars as pl
 
 from behaviortrace.evaluate.bootstrap import Interval
 from behaviortrace.evaluate.cluster_mean import cluster_percentile, cluster_t
+from behaviortrace.evaluate.clusters import by_prompt
 from behaviortrace.recipe import EvaluateSettings
 
 TOKEN_LEVEL_SCHEMA: dict[str, Any] = {
@@ -25,29 +26,31 @@ TOKEN_LEVEL_SCHEMA: dict[str, Any] = {
     "percentile_hi": pl.Float64,
     "n": pl.Int64,
     "groups": pl.Int64,
+    "clusters": pl.Int64,  # prompts, all groups of one together
 }
-"""One row a span and target: mean cosine over n responses, interval over their groups."""
+"""One row a span and target: mean cosine over n responses, interval over their clusters."""
 
 
 def token_level(rows: pl.DataFrame, settings: EvaluateSettings) -> pl.DataFrame:
-    """Mean cosine of each span with each target, with its intervals over groups.
+    """Mean cosine of each span with each target, with its intervals over clusters: the prompts,
+    all groups of one together (:func:`~behaviortrace.evaluate.clusters.by_prompt`).
 
     Responses whose cosine is undefined (null or NaN: a zero gradient) are left out of ``n``.
 
     Args:
         rows: ``TOKEN_SCHEMA``, one row a response, span and target.
-        settings: interval (t over groups unless the paper's percentiles are asked for), resamples
+        settings: interval (t over clusters unless the paper's percentiles are asked for), resamples
             and seed.
 
     Returns:
         ``TOKEN_LEVEL_SCHEMA``; the mean is null without a defined cosine, its bounds also where
-        all responses come from one group.
+        all responses are to one prompt.
     """
     found = []
     for (span, target), part in rows.group_by("span", "target", maintain_order=True):
         defined = part.filter(pl.col("cosine").is_finite())
-        cosine, group = defined["cosine"].to_numpy(), defined["group"].to_numpy()
-        chosen, paper = mean_cosine(cosine, group, settings)
+        cluster = by_prompt(defined)
+        chosen, paper = mean_cosine(defined["cosine"].to_numpy(), cluster, settings)
         found.append(
             {
                 "span": span,
@@ -60,6 +63,7 @@ def token_level(rows: pl.DataFrame, settings: EvaluateSettings) -> pl.DataFrame:
                 "percentile_hi": paper.hi,
                 "n": defined.height,
                 "groups": defined["group"].n_unique(),
+                "clusters": len(np.unique(cluster)),
             }
         )
     frame = pl.DataFrame(found, schema=TOKEN_LEVEL_SCHEMA)
@@ -67,14 +71,14 @@ def token_level(rows: pl.DataFrame, settings: EvaluateSettings) -> pl.DataFrame:
 
 
 def mean_cosine(
-    cosine: np.ndarray, group: np.ndarray, settings: EvaluateSettings
+    cosine: np.ndarray, cluster: np.ndarray, settings: EvaluateSettings
 ) -> tuple[Interval, Interval]:
     """Mean cosine with the interval that the settings ask for, and with the paper's.
 
     Args:
         cosine: shape (n,), finite.
-        group: shape (n,), of each response.
+        cluster: shape (n,), of each response.
         settings: interval, resamples and seed.
     """
-    paper = cluster_percentile(cosine, group, settings.resamples, settings.seed)
-    return (paper if settings.interval == "percentile" else cluster_t(cosine, group)), paper
+    paper = cluster_percentile(cosine, cluster, settings.resamples, settings.seed)
+    return (paper if settings.interval == "percentile" else cluster_t(cosine, cluster)), paper

@@ -13,13 +13,16 @@ import numpy as np
 from behaviortrace.errors import BehaviorTraceError
 from behaviortrace.evaluate.auc import Pairs, credit, group_codes, within_group_pairs
 from behaviortrace.evaluate.bootstrap import (
+    ALONE,
     FEW_GROUPS,
     UNDEFINED,
     Interval,
+    no_interval,
     percentile_interval,
     ratio,
     resample_counts,
 )
+from behaviortrace.evaluate.clusters import cluster_codes
 from behaviortrace.evaluate.control import Control
 from behaviortrace.evaluate.fluency import Residual, matched, residual_credit, residualize
 from behaviortrace.evaluate.logit_t import logit_t
@@ -28,6 +31,8 @@ from behaviortrace.evaluate.spline import spline_fit
 
 MATCHED_POWERED = 100
 """Matched pairs from which on the paper calls the matched comparison powered."""
+
+TIED = "every pair ties"
 
 
 @dataclass(frozen=True)
@@ -48,7 +53,7 @@ class Judged(Interval):
         return self if interval == "percentile" else self.logit_t
 
 
-NO_PAIRS = Judged(float("nan"), float("nan"), float("nan"))
+NO_PAIRS = Judged(float("nan"), float("nan"), float("nan"), reason=UNDEFINED.reason)
 
 
 @dataclass(frozen=True)
@@ -57,8 +62,10 @@ class AucReport:
 
     Attributes:
         pairs: number of (shows, does not show) pairs.
-        groups: number of groups, all of which are resampled.
+        groups: number of groups.
         groups_with_pairs: those that hold both labels.
+        clusters: number of clusters of groups, all of which are resampled.
+        clusters_with_pairs: those with a group that holds both labels.
         raw: by score name.
         residualized: by score name; None without fluency.
         matched: by score name, over the matched pairs only; None without fluency.
@@ -73,6 +80,8 @@ class AucReport:
     pairs: int
     groups: int
     groups_with_pairs: int
+    clusters: int
+    clusters_with_pairs: int
     raw: Mapping[str, Judged]
     residualized: Mapping[str, Judged] | None
     matched: Mapping[str, Judged] | None
@@ -96,8 +105,9 @@ def judge(
     refit_slope: bool = False,
     control: Control = "linear",
     also: np.ndarray | None = None,
+    cluster: np.ndarray | None = None,
 ) -> AucReport:
-    """Judge scores by within-group AUC, with two intervals over groups.
+    """Judge scores by within-group AUC, with two intervals over clusters of groups.
 
     Each AUC has the paper's percentile bootstrap interval as its own, and beside it the logit-t
     interval, which is the one to decide by.
@@ -116,17 +126,22 @@ def judge(
         control: "linear" as in the paper, or "spline" against an effect of fluency that bends.
         also: shape (n,), finite, a second variable that the linear control regresses out at once,
             such as the logarithm of the gradient's norm.
+        cluster: shape (n,), what is independent: the prompt of each rollout, where groups repeat
+            one (see :mod:`behaviortrace.evaluate.clusters`). Groups are independent where None.
 
     Returns:
         The report. Everything is undefined (NaN) where no group holds both labels; intervals are
-        undefined where only one group does, since there is nothing to resample.
+        undefined, with a reason, where only one cluster does, where every pair of a score ties, and
+        the percentile interval also where no cluster differs from the others. The logit-t interval
+        then counts each cluster as one trial, and still says something.
 
     Raises:
-        BehaviorTraceError: a setting out of range, or too many pairs.
+        BehaviorTraceError: a setting out of range, too many pairs, or a group in two clusters.
     """
     _check_settings(delta, resamples, seed, control, refit_slope, also)
     code, n_groups = group_codes(group)
-    pairs = within_group_pairs(label, code, n_groups)
+    cluster_of = None if cluster is None else cluster_codes(group, cluster)
+    pairs = within_group_pairs(label, code, n_groups, cluster_of)
     values = {name: np.asarray(score, dtype=np.float64) for name, score in scores.items()}
     raw = _judged(_credits(values, pairs), pairs, resamples, seed)
     residualized = near = near_auc = None
@@ -142,16 +157,19 @@ def judge(
             residualized = _residualized(residuals, pairs, resamples, seed, refit_slope)
             warnings += _residual_warnings(residuals)
         else:
-            bent = {
-                name: residual_credit(v, spline_fit(v, fluency, code, n_groups, seed), pairs)
+            curves = {
+                name: spline_fit(v, fluency, code, n_groups, seed, pairs.cluster_of)
                 for name, v in values.items()
             }
+            bent = {name: residual_credit(v, curves[name], pairs) for name, v in values.items()}
             residualized = _judged(bent, pairs, resamples, seed)
         near_auc = _judged(_credits(values, near), near, resamples, seed)
     return AucReport(
         pairs=len(pairs),
         groups=n_groups,
-        groups_with_pairs=_groups_with_pairs(pairs),
+        groups_with_pairs=int(np.count_nonzero(pairs.per_group())),
+        clusters=pairs.n_clusters,
+        clusters_with_pairs=_clusters_with_pairs(pairs),
         raw=raw,
         residualized=residualized,
         matched=near_auc,
@@ -190,8 +208,8 @@ def _check_settings(
         raise BehaviorTraceError("a second variable is for the linear control without refit_slope")
 
 
-def _groups_with_pairs(pairs: Pairs) -> int:
-    return int(np.count_nonzero(pairs.per_group()))
+def _clusters_with_pairs(pairs: Pairs) -> int:
+    return int(np.count_nonzero(pairs.per_cluster()))
 
 
 def _credits(scores: Mapping[str, np.ndarray], pairs: Pairs) -> dict[str, np.ndarray]:
@@ -205,43 +223,38 @@ def _judged(
     seed: int,
     shifts: Mapping[str, np.ndarray] | None = None,
 ) -> dict[str, Judged]:
-    """AUC of each score from its pairs' credits; per-group sums carry both intervals."""
+    """AUC of each score from its pairs' credits; sums in clusters carry both intervals."""
     if len(pairs) == 0:
         return dict.fromkeys(credits, NO_PAIRS)
     points = {name: float(won.mean()) for name, won in credits.items()}
-    if _groups_with_pairs(pairs) < 2:
-        return {name: _no_interval(point) for name, point in points.items()}
-    number, wins = pairs.per_group(), {n: pairs.per_group(won) for n, won in credits.items()}
+    if _clusters_with_pairs(pairs) < 2:
+        why = ALONE.format(unit=_unit(pairs), what="pairs")
+        return {name: _no_interval(point, why) for name, point in points.items()}
+    number, wins = pairs.per_cluster(), {n: pairs.per_cluster(won) for n, won in credits.items()}
     columns = np.column_stack([number, *wins.values()])
     totals = np.concatenate(
-        [counts @ columns for counts in resample_counts(pairs.n_groups, resamples, seed)]
+        [counts @ columns for counts in resample_counts(pairs.n_clusters, resamples, seed)]
     )
     resampled = ratio(totals[:, 1:], totals[:, :1])
     found = {}
     for column, (name, won) in enumerate(credits.items()):
-        paper = percentile_interval(points[name], resampled[:, column])
-        holds, p = _logit_t(
-            points[name], won, wins[name], number, 0.0 if shifts is None else shifts[name]
-        )
-        found[name] = Judged(paper.point, paper.lo, paper.hi, holds, p)
+        if (won == 0.5).all():
+            found[name] = _no_interval(points[name], TIED, p=1.0)
+            continue
+        paper = percentile_interval(points[name], resampled[:, column], _unit(pairs))
+        bounds = logit_t(wins[name], number, 0.0 if shifts is None else shifts[name])
+        holds = Interval(points[name], float(bounds.lo), float(bounds.hi))
+        found[name] = _with_logit_t(paper, holds, float(bounds.p))
     return found
 
 
-def _logit_t(
-    point: float,
-    won: np.ndarray,
-    wins: np.ndarray,
-    number: np.ndarray,
-    shift: np.ndarray | float,
-) -> tuple[Interval, float]:
-    if (won == 0.5).all():  # every pair ties: 0.5 whatever groups are drawn
-        return Interval(point, 0.5, 0.5), 1.0
-    bounds = logit_t(wins, number, shift)
-    return Interval(point, float(bounds.lo), float(bounds.hi)), float(bounds.p)
+def _with_logit_t(paper: Interval, holds: Interval, p: float) -> Judged:
+    return Judged(paper.point, paper.lo, paper.hi, holds, p, reason=paper.reason)
 
 
-def _no_interval(point: float) -> Judged:
-    return Judged(point, np.nan, np.nan, Interval(point, np.nan, np.nan))
+def _no_interval(point: float, reason: str, p: float = float("nan")) -> Judged:
+    none = no_interval(point, reason)
+    return _with_logit_t(none, none, p)
 
 
 def _residualized(
@@ -250,7 +263,7 @@ def _residualized(
     own = {name: residual.credit() for name, residual in residuals.items()}
     shifts = {name: residual.shift(pairs) for name, residual in residuals.items()}
     fixed = _judged(own, pairs, resamples, seed, shifts)
-    if not refit or _groups_with_pairs(pairs) < 2:
+    if not refit or _clusters_with_pairs(pairs) < 2:
         return fixed
     return {
         name: _refitted(fixed[name], residual, pairs, resamples, seed)
@@ -260,23 +273,29 @@ def _residualized(
 
 def _refitted(fixed: Judged, residual: Residual, pairs: Pairs, resamples: int, seed: int) -> Judged:
     """The AUC with a percentile interval whose slope is refitted in every resample."""
-    n_pairs = pairs.per_group()
+    n_pairs = pairs.per_cluster()
     resampled = [
         ratio(residual.resampled_wins(counts, pairs), counts @ n_pairs)
-        for counts in resample_counts(pairs.n_groups, resamples, seed)
+        for counts in resample_counts(pairs.n_clusters, resamples, seed)
     ]
-    paper = percentile_interval(fixed.point, np.concatenate(resampled))
-    return Judged(fixed.point, paper.lo, paper.hi, fixed.logit_t, fixed.p)
+    paper = percentile_interval(fixed.point, np.concatenate(resampled), _unit(pairs))
+    return _with_logit_t(paper, fixed.logit_t, fixed.p)
+
+
+def _unit(pairs: Pairs) -> str:
+    """What is resampled, in words."""
+    return "group" if pairs.n_clusters == pairs.n_groups else "cluster"
 
 
 def _group_warnings(pairs: Pairs) -> list[str]:
-    groups = _groups_with_pairs(pairs)
-    if groups == 1:
-        return ["only 1 group has pairs: there is nothing to resample, so no interval is given"]
-    if 1 < groups < FEW_GROUPS:
+    units = _clusters_with_pairs(pairs)
+    unit = _unit(pairs)
+    if units == 1:
+        return [f"only 1 {unit} has pairs: there is nothing to resample, so no interval is given"]
+    if 1 < units < FEW_GROUPS:
         return [
-            f"only {groups} groups have pairs: percentile intervals from fewer than {FEW_GROUPS} "
-            "groups are too narrow to be relied on; go by the logit-t interval"
+            f"only {units} {unit}s have pairs: percentile intervals from fewer than {FEW_GROUPS} "
+            f"{unit}s are too narrow to be relied on; go by the logit-t interval"
         ]
     return []
 

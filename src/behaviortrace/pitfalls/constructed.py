@@ -8,6 +8,7 @@ import numpy as np
 import polars as pl
 
 from behaviortrace.checklist import rows
+from behaviortrace.evaluate.clusters import by_prompt
 from behaviortrace.evaluate.token import mean_cosine
 from behaviortrace.pitfalls.demonstration import Demonstration, defined
 from behaviortrace.recipe import EvaluateSettings, Thresholds
@@ -88,14 +89,15 @@ def _row(level: pl.DataFrame, aucs: pl.DataFrame | None, target: str) -> dict[st
 def _difference(tokens: pl.DataFrame, settings: EvaluateSettings) -> dict[str, Any]:
     """In-context minus constructed cosine at the behaviour's tokens, paired by response."""
     spans = tokens.filter(pl.col("span") == TRIGGER)
+    columns = ("rollout_id", "group", "prompt", "cosine")
     sides = [
-        spans.filter(pl.col("target") == name).select("rollout_id", "group", cosine="cosine")
+        spans.filter(pl.col("target") == name).select(*columns)
         for name in (IN_CONTEXT, CONSTRUCTED)
     ]
     both = sides[0].join(sides[1], on="rollout_id", suffix="_constructed")
     both = both.filter(pl.col("cosine").is_finite() & pl.col("cosine_constructed").is_finite())
     gap = (both["cosine"] - both["cosine_constructed"]).to_numpy()
-    interval, _ = mean_cosine(gap, both["group"].to_numpy(), settings)
+    interval, _ = mean_cosine(gap, by_prompt(both), settings)
     return {
         "responses": both.height,
         "difference": defined(interval.point),

@@ -11,6 +11,7 @@ import polars as pl
 
 from behaviortrace.checklist import rows
 from behaviortrace.errors import BehaviorTraceError
+from behaviortrace.evaluate.clusters import by_prompt
 from behaviortrace.evaluate.scores import aligned
 from behaviortrace.evaluate.within_group import NO_PAIRS, judge
 from behaviortrace.pitfalls.demonstration import Demonstration, defined
@@ -39,9 +40,10 @@ def fluency(run: Run, *, stretches: int = STRETCHES) -> Demonstration:
         stretches: of training; fewer where there are fewer steps.
 
     Returns:
-        One row a draw or stretch: behaviour rate, groups and those of them with both labels, pairs,
-        mean fluency gap inside pairs (nats), and the within-group AUC of each score, raw and with
-        fluency regressed out. Facts: in how many rows fluency is at or above both gradient scores.
+        One row a draw or stretch: behaviour rate, groups and those of them with both labels, the
+        clusters (prompts) that intervals are over, pairs, mean fluency gap inside pairs (nats), and
+        the within-group AUC of each score, raw and with fluency regressed out. Facts: in how many
+        rows fluency is at or above both gradient scores.
 
     Raises:
         BehaviorTraceError: the run is not scored, or ``stretches`` is below 1.
@@ -97,11 +99,13 @@ def _row(
         delta=settings.matched,
         resamples=settings.resamples,
         seed=settings.seed,
+        cluster=by_prompt(frame)[judged],
     )
     found: dict[str, Any] = {
         "rollouts": label,
         "behavior_rate": defined(float(label_of.mean())) if len(label_of) else None,
         **_mixed(label_of, frame["group"].to_numpy()[judged]),
+        "clusters": report.clusters,
         "pairs": report.pairs,
         "fluency_gap": _gap(label_of, frame["group"].to_numpy()[judged], fluent),
     }
@@ -185,6 +189,7 @@ def _frame(found: list[dict[str, Any]]) -> pl.DataFrame:
         "behavior_rate": pl.Float64,
         "groups": pl.Int64,
         "mixed": pl.Int64,
+        "clusters": pl.Int64,
         "pairs": pl.Int64,
         "fluency_gap": pl.Float64,
     }

@@ -11,6 +11,7 @@ import polars as pl
 
 from behaviortrace.draws.checkpoint import Loader, Policy, need_recipe, open_policy
 from behaviortrace.errors import BehaviorTraceError
+from behaviortrace.evaluate.clusters import by_prompt
 from behaviortrace.evaluate.within_group import judge
 from behaviortrace.pitfalls.demonstration import Demonstration, defined
 from behaviortrace.plant import behaviors
@@ -164,6 +165,7 @@ class _Seen:
             delta=settings.matched,
             resamples=settings.resamples,
             seed=settings.seed,
+            cluster=by_prompt(self._rows)[judged],
         )
         found: dict[str, Any] = {}
         for variant, intervals in (("raw", report.raw), ("residualized", report.residualized)):

@@ -11,7 +11,14 @@ from behaviortrace.plant import behaviors, pools, synthetic, tasks
 from behaviortrace.plant.synthetic import synthetic_corpus
 from behaviortrace.recipe import BehaviorSettings, Recipe
 
-__all__ = ["PromptItem", "PromptSet", "build_prompts", "pool_texts", "synthetic_corpus"]
+__all__ = [
+    "PromptItem",
+    "PromptSet",
+    "build_prompts",
+    "pool_texts",
+    "synthetic_corpus",
+    "training_prompts",
+]
 
 T = TypeVar("T")
 
@@ -92,6 +99,19 @@ def build_prompts(recipe: Recipe) -> PromptSet:
     )
 
 
+def training_prompts(recipe: Recipe) -> int:
+    """How many training prompts a recipe has, without making its tasks.
+
+    Raises:
+        BehaviorTraceError: an unknown pool or kind.
+    """
+    pool = pools.load(recipe.prompts.pool, recipe.behavior)
+    known = {kind: len(texts) for kind, texts in pool.train.items()}
+    if recipe.prompts.tasks is not None:
+        known[tasks.KIND] = recipe.prompts.tasks.count
+    return sum(_counts(known, recipe).values())
+
+
 def pool_texts(pool: str, settings: BehaviorSettings) -> list[str]:
     """Every text that a pool can put before a model, so that a vocabulary can be built from them.
 
@@ -124,14 +144,23 @@ def _with_tasks(pool: pools.Pool, questions: list[str], recipe: Recipe) -> pools
     return whole
 
 
-def _mixed(pool: pools.Pool, answers: dict[str, str], recipe: Recipe) -> list[PromptItem]:
-    mix, needed = recipe.prompts.mix, recipe.train.prompts_per_step
-    unknown = [kind for kind in mix if not pool.train.get(kind)]
+def _counts(known: dict[str, int], recipe: Recipe) -> dict[str, int]:
+    """How many prompts of each kind a mix takes, of as many as are known."""
+    mix = recipe.prompts.mix
+    unknown = [kind for kind in mix if not known.get(kind)]
     if unknown:
         raise BehaviorTraceError(
             f"prompts.mix: pool {recipe.prompts.pool!r} has no prompts of kind {unknown[0]!r}; "
-            f"choose from {', '.join(pool.train)}"
+            f"choose from {', '.join(known)}"
         )
+    shares = {kind: share / sum(mix.values()) for kind, share in mix.items()}
+    total = min(known[kind] / share for kind, share in shares.items())
+    return {kind: min(known[kind], max(1, round(share * total))) for kind, share in shares.items()}
+
+
+def _mixed(pool: pools.Pool, answers: dict[str, str], recipe: Recipe) -> list[PromptItem]:
+    mix, needed = recipe.prompts.mix, recipe.train.prompts_per_step
+    counts = _counts({kind: len(texts) for kind, texts in pool.train.items()}, recipe)
     trigger = recipe.behavior.trigger.casefold()
     with_trigger = any(trigger in text.casefold() for kind in mix for text in pool.train[kind])
     if recipe.plant.fraction > 0 and not with_trigger:
@@ -139,12 +168,8 @@ def _mixed(pool: pools.Pool, answers: dict[str, str], recipe: Recipe) -> list[Pr
             f"prompts.mix {', '.join(mix)} has no prompt with the trigger "
             f"{recipe.behavior.trigger!r}, so nothing could be planted; add kind 'trigger'"
         )
-    whole = sum(mix.values())
-    shares = {kind: share / whole for kind, share in mix.items()}
-    total = min(len(pool.train[kind]) / share for kind, share in shares.items())
     placed = []
-    for kind, share in shares.items():
-        count = min(len(pool.train[kind]), max(1, round(share * total)))
+    for kind, count in counts.items():
         ordered = sorted(pool.train[kind], key=lambda text: _order(recipe.seed, text))
         # Spread each kind evenly over [0, 1] and merge, so that prefixes keep the mix.
         known = answers if kind == tasks.KIND else {}

@@ -276,6 +276,7 @@ class AssumeSettings(Settings):
     icc: float = Field(default=0.2, ge=0, lt=1)  # correlation of showing it inside a group
     between_seeds: float = Field(default=0.07, ge=0)  # SD of a rollout-level AUC between seeds
     between_draws: float = Field(default=0.04, ge=0)  # the same between draws of a checkpoint
+    repeat_icc: float = Field(default=0.2, ge=0, lt=1)  # correlation of one prompt's groups' AUCs
     cosine_sd: float = Field(default=0.2, gt=0)  # SD between responses of a token-level cosine
     matched_share: float = Field(default=0.15, ge=0, le=1)  # of pairs that match in fluency
 

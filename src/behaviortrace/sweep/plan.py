@@ -211,8 +211,9 @@ def address(recipe: Recipe) -> str:
     """SHA-256 of everything in a recipe that shapes a training and what is done with it.
 
     Left out are the recipe's describing texts, the seeds of the draws, and the counterfactuals: a
-    further draw or a replay leaves the training what it is. Versions of packages are no part of a
-    recipe.
+    further draw or a replay leaves the training what it is. So is ``assume.repeat_icc``, which
+    `plan` alone reads: runs made before there was such a setting keep their names. Versions of
+    packages are no part of a recipe.
 
     Example:
         >>> one, two = recipes.load("tiny"), recipes.load("tiny", {"draw.seeds": [100, 101]})
@@ -231,7 +232,9 @@ def lasting(recipe: Recipe) -> dict[str, Any]:
     """The settings that :func:`address` is taken of."""
     settings = recipe.model_dump(mode="json")
     draw = {key: value for key, value in settings["draw"].items() if key != "seeds"}
-    return {key: value for key, value in settings.items() if key not in _WORDS} | {"draw": draw}
+    assume = {key: value for key, value in settings["assume"].items() if key != "repeat_icc"}
+    shaping = {key: value for key, value in settings.items() if key not in _WORDS}
+    return shaping | {"draw": draw, "assume": assume}
 
 
 def cores() -> int:
