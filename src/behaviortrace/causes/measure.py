@@ -34,8 +34,8 @@ class Measurement:
             minus that of its neutral counterpart, summed over tokens, nats: what the minimal-pair
             target is the gradient of, and free of sampling noise.
         held_out_loss: mean token loss of the minimal pairs' neutral replies, nats.
-        reward: mean base reward of the sampled completions of the control prompts; None where
-            there are none.
+        reward: mean base reward of the sampled completions of the control prompts, as far as it
+            is defined; None where there is none.
     """
 
     rates: Mapping[str, Sequence[float]]
@@ -115,7 +115,7 @@ class Exam:
             batch=self.batch,
         )
 
-    def _reward(self, model: Any, tokenizer: Any, drawn: list[Sample]) -> float:
+    def _reward(self, model: Any, tokenizer: Any, drawn: list[Sample]) -> float | None:
         given = {
             "prompt_kind": ["plain"] * len(drawn),
             "eos_ids": frozenset(eos_token_ids(model, tokenizer)),
@@ -127,7 +127,8 @@ class Exam:
             [s.completion_ids for s in drawn],
             given,
         )
-        return float(np.mean(paid))
+        known = [reward for reward in paid if reward is not None]
+        return float(np.mean(known)) if known else None
 
     def _pairs(self, model: Any, tokenizer: Any) -> tuple[float | None, float | None]:
         """Margin, and loss of the neutral replies."""
