@@ -18,6 +18,14 @@ from behaviortrace.causes.planning import SUBSET
 from behaviortrace.causes.ranking import parse
 from behaviortrace.evaluate.bootstrap import LEVEL, Interval
 
+ARMS, EFFECTS, CURVES, LDS = (
+    "results/leave_out_arms",
+    "results/leave_out_effects",
+    "results/leave_out_curves",
+    "results/leave_out_lds",
+)
+"""Tables of a run."""
+
 ARM_SCHEMA: dict[str, Any] = {
     "mode": pl.String,
     "how": pl.String,

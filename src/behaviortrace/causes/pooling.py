@@ -9,13 +9,30 @@ import numpy as np
 import polars as pl
 from scipy import special
 
-from behaviortrace.causes.effects import halving
+from behaviortrace.causes.effects import CURVES, EFFECTS, LDS, halving
 from behaviortrace.evaluate.bootstrap import LEVEL, Interval
+from behaviortrace.run import Run
 
 _FEWEST = 3  # seeds that an interval needs
-_EFFECT = ("mode", "how", "removal", "control")
+_EFFECT = ("mode", "how", "removal", "targeted", "control")
 _LDS = ("ranking", "target_free", "measure")
 _CURVE = ("mode", "how", "removal")
+
+
+def pooled(runs: Sequence[Run]) -> dict[str, pl.DataFrame]:
+    """The leave-outs of the runs that had one, together; empty where none had.
+
+    Returns:
+        "effects", "curves" and "lds" -> table.
+    """
+    had = [run for run in runs if run.has(EFFECTS)]
+    if not had:
+        return {}
+    return {
+        "effects": pooled_effects([run.table(EFFECTS) for run in had]),
+        "curves": pooled_curves([run.table(CURVES) for run in had]),
+        "lds": pooled_lds([run.table(LDS) for run in had]),
+    }
 
 
 def over_seeds(values: np.ndarray) -> tuple[Interval, float]:

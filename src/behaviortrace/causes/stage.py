@@ -12,6 +12,10 @@ import polars as pl
 from behaviortrace.causes import removal
 from behaviortrace.causes.arms import FOLDER, NOTHING, Arm, Outcome, load, place
 from behaviortrace.causes.effects import (
+    ARMS,
+    CURVES,
+    EFFECTS,
+    LDS,
     LDS_SCHEMA,
     arm_table,
     curves,
@@ -27,14 +31,6 @@ from behaviortrace.errors import BehaviorTraceError
 from behaviortrace.processes.executors import Standing, Watch, execute, make_executor
 from behaviortrace.processes.locks import alone
 from behaviortrace.run import Run, atomic
-
-ARMS, EFFECTS, CURVES, LDS = (
-    "results/leave_out_arms",
-    "results/leave_out_effects",
-    "results/leave_out_curves",
-    "results/leave_out_lds",
-)
-"""Tables of a run."""
 
 TRAINED = ("trained", "drawn", "scored", "evaluated", "complete")
 _STATUS_REMEDY = "finish it with 'behaviortrace run ... --resume'"
@@ -135,6 +131,21 @@ def summarise(run: Run, arms: Sequence[Arm], wanted: Wanted) -> LeaveOut:
     for name, frame in names:
         run.save_table(name, frame)
     return found
+
+
+def kept(run: Run) -> dict[str, pl.DataFrame]:
+    """The tables of a run's leave-out: "effects", "curves" and "lds"."""
+    return {"effects": run.table(EFFECTS), "curves": run.table(CURVES), "lds": run.table(LDS)}
+
+
+def told_again(run: Run) -> None:
+    """Judge a run again by its checklist and write its page, where it was evaluated before."""
+    from behaviortrace.checklist.stage import check
+    from behaviortrace.report.stage import report
+
+    if run.has("results/summary"):
+        check(run)
+        report(run)
 
 
 def lds(run: Run, made: Sequence[tuple[Arm, Outcome]], rankings: Sequence[Ranking]) -> pl.DataFrame:

@@ -17,8 +17,9 @@ if TYPE_CHECKING:
     import polars as pl
 
     from behaviortrace.causes.planning import Wanted
-    from behaviortrace.causes.stage import LeaveOut
     from behaviortrace.run import Run
+
+_SWEEP = "sweep.json"  # sweep.manifest.NAME, which imports what a front door should not
 
 Mode = Literal["replay", "rerun"]
 How = Literal["exclude", "zero", "unboosted"]
@@ -78,22 +79,21 @@ def leave_out(
     if dry_run:
         _print_plan(opened, wanted, as_json)
         return
-    found = []
     for each, asked in zip(opened, wanted, strict=True):
         if len(opened) > 1:
             view.say(f"{each.path}")
-        found.append(_done(each, asked, executor, workers))
-    _print(run, opened, found, as_json)
+        _do(each, asked, executor, workers)
+    _print(run, _told(run, opened), as_json)
 
 
-def _done(run: Run, wanted: Wanted, executor: str, workers: int) -> LeaveOut:
+def _do(run: Run, wanted: Wanted, executor: str, workers: int) -> None:
     from behaviortrace.causes import stage
     from behaviortrace.sweep.plan import cores
 
     threads = max(1, cores() // workers)
     remedy = "the same command goes on where it stopped"
     with told_how_to_go_on(lambda: remedy), standings("part") as watch:
-        return stage.leave_out(
+        stage.leave_out(
             run, wanted, executor=executor, workers=workers, threads=threads, watch=watch
         )
 
@@ -101,9 +101,9 @@ def _done(run: Run, wanted: Wanted, executor: str, workers: int) -> LeaveOut:
 def _runs(path: Path) -> list[Run]:
     """The run at a path, or the finished runs of the sweep there."""
     from behaviortrace.run import Run
-    from behaviortrace.sweep.manifest import NAME, read_sweep
+    from behaviortrace.sweep.manifest import read_sweep
 
-    if not (path / NAME).is_file():
+    if not (path / _SWEEP).is_file():
         return [Run.open(path)]
     finished = [r for r in read_sweep(path).runs if r.state == "finished"]
     if not finished:
@@ -156,42 +156,27 @@ def _print_exactness(runs: list[Run], until: int | None, as_json: bool) -> None:
         )
 
 
-def _print(path: Path, runs: list[Run], found: list[LeaveOut], as_json: bool) -> None:
-    from behaviortrace.causes import pooling
+def _told(path: Path, runs: list[Run]) -> dict[str, pl.DataFrame]:
+    """What the leave-outs say, with checklists and pages brought up to date."""
+    from behaviortrace.causes.pooling import pooled
+    from behaviortrace.causes.stage import kept, told_again
 
-    tables = {
-        "effects": [each.effects for each in found],
-        "lds": [each.lds for each in found],
-        "curves": [each.curves for each in found],
-    }
-    if len(runs) > 1:
-        pooled = {
-            "effects": pooling.pooled_effects(tables["effects"]),
-            "lds": pooling.pooled_lds(tables["lds"]),
-            "curves": pooling.pooled_curves(tables["curves"]),
-        }
-        _keep(path, pooled)
-    else:
-        pooled = {name: frames[0] for name, frames in tables.items()}
+    if not (path / _SWEEP).is_file():
+        told_again(runs[0])
+        return kept(runs[0])
+    from behaviortrace.sweep.stage import merge_again
+
+    merge_again(path)
+    return pooled(runs)
+
+
+def _print(path: Path, tables: dict[str, pl.DataFrame], as_json: bool) -> None:
     if as_json:
-        view.print_json({"run": str(path), **{n: f.to_dicts() for n, f in pooled.items()}})
+        view.print_json({"run": str(path), **{n: f.to_dicts() for n, f in tables.items()}})
         return
-    _print_effects(pooled["effects"])
-    if not pooled["lds"].is_empty():
-        _print_lds(pooled["lds"])
-
-
-def _keep(sweep: Path, tables: dict[str, pl.DataFrame]) -> None:
-    """Tables over the runs of a sweep, in its folder ``leave-out``."""
-    from behaviortrace.causes.arms import FOLDER
-    from behaviortrace.run import atomic
-    from behaviortrace.run.shards import encode_table
-
-    files = {}
-    for name, frame in tables.items():
-        files[sweep / FOLDER / f"{name}.parquet"] = encode_table(frame)
-        files[sweep / FOLDER / f"{name}.csv"] = frame.write_csv().encode()
-    atomic.write(files)
+    _print_effects(tables["effects"])
+    if not tables["lds"].is_empty():
+        _print_lds(tables["lds"])
 
 
 def _print_effects(effects: pl.DataFrame) -> None:

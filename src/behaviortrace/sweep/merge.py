@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 
+from behaviortrace.causes.pooling import pooled
 from behaviortrace.checklist import rows
 from behaviortrace.checklist.collect import gather, own_replicates
 from behaviortrace.checklist.evidence import Evidence, Replicate
@@ -81,6 +82,7 @@ class Merged:
         pitfalls: ``PITFALL_SCHEMA``.
         controls: ``CONTROL_SCHEMA``.
         effect: the verdict on the direction over seeds and draws.
+        causes: tables of the runs' leave-outs together, by name; empty where there was none.
     """
 
     members: Sequence[Member]
@@ -90,6 +92,7 @@ class Merged:
     pitfalls: pl.DataFrame
     controls: pl.DataFrame
     effect: Effect
+    causes: Mapping[str, pl.DataFrame] = field(default_factory=dict)
 
 
 def merge(root: Path, folders: dict[int, str]) -> Merged:
@@ -131,6 +134,7 @@ def merge(root: Path, folders: dict[int, str]) -> Merged:
         pitfall_rows(members),
         controls,
         effect(replicates, controls, thresholds),
+        pooled(list(runs.values())),
     )
 
 
@@ -207,6 +211,7 @@ def save(root: Path, merged: Merged, summary: Mapping[str, Any]) -> dict[str, Fi
         "emergence": merged.emergence,
         "pitfalls": merged.pitfalls,
         "controls": merged.controls,
+        **{f"leave_out_{name}": frame for name, frame in merged.causes.items()},
     }
     encoders: dict[str, Callable[[pl.DataFrame], bytes]] = {
         "parquet": encode_table,

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from behaviortrace.records import Verdict
+from behaviortrace.report.causes import causes_of
 from behaviortrace.report.page import Section, render
 from behaviortrace.report.provenance import Facts, recipe_text
 from behaviortrace.report.stage import write_page
@@ -100,6 +101,7 @@ def page_of(
 
 def _sections(merged: Merged, summary: Mapping[str, Any], cutoff: int) -> list[Section]:
     members = merged.members
+    causes = [causes_of(**merged.causes)] if merged.causes else []
     return [
         Section(
             "emergence",
@@ -127,6 +129,7 @@ def _sections(merged: Merged, summary: Mapping[str, Any], cutoff: int) -> list[S
             None,
             [tables.step_level(members), tables.token_level(members, merged.rows)],
         ),
+        *causes,
         Section(
             "pitfalls",
             "Pitfalls",
