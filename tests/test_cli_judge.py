@@ -213,6 +213,23 @@ def test_an_interval_that_says_nothing_is_not_given(call, table):
     }
 
 
+def test_clusters_are_read_alike_from_text_and_parquet(call, table, tmp_path):
+    path = table("rows.parquet", c=np.repeat([f"p;{i % 7}" for i in range(20)], 6))
+    semicolons = tmp_path / "rows.txt"
+    semicolons.write_text(
+        pl.read_parquet(path).write_csv(separator=";", decimal_comma=True), encoding="utf-16"
+    )
+    options = [*AUC, "--cluster", "c", "--json"]
+    expected = call("auc", path, *options).stdout
+    assert json.loads(expected)["clusters"] == 7
+    assert call("auc", semicolons, *options).stdout == expected
+    stray = table("stray.csv", c=["x" * 100 + "\n", *["b"] * 119])
+    message = r"lies in clusters 'x{57}\.{3}' and 'b'"
+    with pytest.raises(BehaviorTraceError, match=message) as caught:
+        call("auc", stray, *options)
+    assert "\n" not in str(caught.value)
+
+
 def test_nested_columns_are_refused(call, table):
     nested = table("rows.parquet", n=[[1]] * 120)
     with pytest.raises(BehaviorTraceError, match=r"'n' holds List.*not numbers"):
