@@ -1,4 +1,5 @@
 import json
+import re
 
 import numpy as np
 import polars as pl
@@ -212,6 +213,23 @@ def test_an_interval_that_says_nothing_is_not_given(call, table):
     }
 
 
+def test_clusters_are_read_alike_from_text_and_parquet(call, table, tmp_path):
+    path = table("rows.parquet", c=np.repeat([f"p;{i % 7}" for i in range(20)], 6))
+    semicolons = tmp_path / "rows.txt"
+    semicolons.write_text(
+        pl.read_parquet(path).write_csv(separator=";", decimal_comma=True), encoding="utf-16"
+    )
+    options = [*AUC, "--cluster", "c", "--json"]
+    expected = call("auc", path, *options).stdout
+    assert json.loads(expected)["clusters"] == 7
+    assert call("auc", semicolons, *options).stdout == expected
+    stray = table("stray.csv", c=["x" * 100 + "\n", *["b"] * 119])
+    message = r"lies in clusters 'x{57}\.{3}' and 'b'"
+    with pytest.raises(BehaviorTraceError, match=message) as caught:
+        call("auc", stray, *options)
+    assert "\n" not in str(caught.value)
+
+
 def test_nested_columns_are_refused(call, table):
     nested = table("rows.parquet", n=[[1]] * 120)
     with pytest.raises(BehaviorTraceError, match=r"'n' holds List.*not numbers"):
@@ -250,27 +268,39 @@ def test_precision_says_when_a_score_breaks_its_blocks(call, table):
         ({}, [*AUC, "--matched", "-1", "--fluency", "f"], "matched is -1.0"),
         ({}, [*AUC, "--seed", "-1"], "seed is -1"),
         ({}, ["--label", "y", "--group", "g", "--score", "g"], "'g' is not numeric: 'prompt 0'"),
-        ({}, ["--label", "s", "--group", "g", "--score", "s"], "'s' is not binary: .* in row 1"),
+        ({}, ["--label", "s", "--group", "g", "--score", "s"], "'s' is not binary: .* in row {1}"),
         ({"y": [1] * 120}, AUC, "no group of 'g' holds both a row with and one without 'y'"),
         ({"g": range(120)}, AUC, "no group of 'g' holds both"),
-        ({"y": [None, *[0, 1] * 59, 1]}, AUC, "'y' has 1 missing values .first in row 1"),
-        ({"g": [None, *range(119)]}, AUC, "'g' has 1 missing values .*--group needs"),
+        (
+            {"y": [None, *[0, 1] * 59, 1]},
+            AUC,
+            "'y' has 1 missing value in 120 rows: .* in row {1} .*label",
+        ),
+        (
+            {"g": [None, *range(119)]},
+            AUC,
+            "'g' has 1 missing value in 120 rows: .* in row {1} .*--group needs",
+        ),
         (
             {"s": changed(range(120), 4, None)},
             AUC,
-            "'s' has 1 of 120 values that are not finite .first: null in row 5",
+            "'s' has 1 missing value in 120 rows: .* in row {5} .*fill them or drop",
         ),
         (
-            {"s": [0.0] * 7 + [float("nan"), float("inf")] + [1.0] * 111},
+            {"s": [0.0] * 7 + [float("nan")] * 4 + [float("inf")] + [1.0] * 108},
             AUC,
-            "'s' has 2 of 120 values that are not finite .first: nan in row 8",
+            "'s' has 4 missing values in 120 rows: (?i:'?nan'? in row {8}, .*{10}, and 1 more)",
         ),
-        ({"f": [float("-inf")] * 120}, [*AUC, "--fluency", "f"], "'f' has 120 of 120 values"),
-        ({"s": [None] * 120}, AUC, "'s' has 120 of 120 values"),
+        (
+            {"f": [float("-inf"), 0.5, float("inf")] + [0.0] * 117},
+            [*AUC, "--fluency", "f"],
+            "'f' has 2 infinite values in 120 rows: '?-inf'? in row {1}, '?inf'? in row {3}",
+        ),
+        ({"s": [None] * 120}, AUC, "'s' has 120 missing values in 120 rows"),
         (
             {"s": changed([str(i) for i in range(120)], 2, "high")},
             AUC,
-            "'s' is not numeric: 'high' in row 3",
+            "'s' is not numeric: 'high' in row {3}",
         ),
         (
             {"pairs": range(120)},
@@ -282,9 +312,13 @@ def test_precision_says_when_a_score_breaks_its_blocks(call, table):
 @pytest.mark.parametrize("name", ["rows.csv", "rows.parquet"])
 def test_bad_input_to_auc(call, table, name, changes, options, message):
     path = table(name, **changes)
+    header = name.endswith(".csv")  # is line 1 of the file
+    message = re.sub(r"\{(\d+)\}", lambda row: str(int(row[1]) + header), message)
     with pytest.raises(BehaviorTraceError, match=message) as caught:
         call("auc", path, *options)
     text = str(caught.value)
+    if " in row " in message:
+        assert ("the header's among them" if header else "rows are counted from 1") in text
     assert "\n" not in text
     assert str(path) in text or "--" in text or " is " in text
 
@@ -296,8 +330,7 @@ def test_bad_input_to_auc(call, table, name, changes, options, message):
         (b"", "empty.csv", "is empty"),
         (b"g,y,s\n", "header.csv", "header but no rows"),
         (b"PAR1 and nothing else", "torn.parquet", "cannot be read as CSV or Parquet"),
-        (b"g,y,s\n1,1,2\n", "text.parquet", "named as Parquet but is not"),
-        (b"g,y,s\n1,1,2,9,9\n", "ragged.csv", "cannot be read as CSV or Parquet"),
+        (b"g,y,s\n1,1,2,9,9\n", "ragged.csv", "cannot be read as CSV or Parquet .row 2 has 5"),
         (b"\xff\xfe\x00\x81g,y\n1,2\n", "bytes.csv", "bytes.csv"),
         (b"g,y,s,s\na,1,2,3\n", "double.csv", "more than one column 's'"),
     ],
@@ -321,7 +354,11 @@ def test_a_folder_is_not_a_table(call, tmp_path):
     ("changes", "options", "message"),
     [
         ({"y": [0] * 120}, PRECISION, "has no positive among 120 rows"),
-        ({"s": [float("nan")] + [1.0] * 119}, PRECISION, "1 of 120 values that are not finite"),
+        (
+            {"s": [float("nan")] + [1.0] * 119},
+            PRECISION,
+            "'s' has 1 missing value in 120 rows: 'NaN' in row 2",
+        ),
         ({}, [*PRECISION, "--block", "no"], "no column 'no' for --block"),
         ({}, [*PRECISION, "--score", "s"], "given more than once"),
         ({"b": [None, *range(119)]}, [*PRECISION, "--block", "b"], "'b' has 1 missing"),

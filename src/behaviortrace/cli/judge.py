@@ -23,11 +23,15 @@ if TYPE_CHECKING:
 
 Shown = Literal["percentile", "logit-t"]
 
+_ROWS_HELP = (
+    "One row a rollout: Parquet, or text separated by comma, semicolon, tab or bar; "
+    "plain, gzip or zstd. The content tells, not the name."
+)
 _RESERVED = ("pairs", "delta")  # keys of the "matched" block beside the scores' names
 
 
 def auc(
-    rows: Annotated[Path, typer.Argument(help="CSV or Parquet, one row a rollout.")],
+    rows: Annotated[Path, typer.Argument(help=_ROWS_HELP)],
     label: Annotated[str, typer.Option(help="Column: does the rollout show the behaviour (0/1)?")],
     group: Annotated[str, typer.Option(help="Column: rollouts of one prompt in one step.")],
     score: Annotated[list[str], typer.Option(help="Column to judge; give it once a score.")],
@@ -60,17 +64,18 @@ def auc(
     names = tables.distinct(score, "--score")
     if fluency is not None:
         _refuse_reserved(names)
-    frame = tables.read_rows(rows)
+    further = [name for name in (fluency, cluster) if name is not None]
+    table = tables.read_rows(rows, [label, group, *names, *further])
     report = judge(
-        tables.labels(frame, label, rows),
-        tables.keys(frame, group, rows, "--group"),
-        {name: tables.numbers(frame, name, rows, "--score") for name in names},
-        None if fluency is None else tables.numbers(frame, fluency, rows, "--fluency"),
+        tables.labels(table, label),
+        tables.keys(table, group, "--group"),
+        {name: tables.numbers(table, name, "--score") for name in names},
+        None if fluency is None else tables.numbers(table, fluency, "--fluency"),
         delta=matched,
         resamples=resamples,
         seed=seed,
         control=residual,
-        cluster=None if cluster is None else tables.clusters(frame, cluster, group, rows),
+        cluster=None if cluster is None else tables.clusters(table, cluster, group),
     )
     if report.pairs == 0:
         raise BehaviorTraceError(
@@ -85,7 +90,7 @@ def auc(
 
 
 def precision(
-    scores: Annotated[Path, typer.Argument(help="CSV or Parquet, one row a rollout.")],
+    scores: Annotated[Path, typer.Argument(help=_ROWS_HELP)],
     label: Annotated[str, typer.Option(help="Column: is the row ground truth (0/1)?")],
     score: Annotated[list[str], typer.Option(help="Column to judge; give it once a score.")],
     block: Annotated[
@@ -97,10 +102,10 @@ def precision(
     from behaviortrace.evaluate import rows as tables
 
     names = tables.distinct(score, "--score")
-    frame = tables.read_rows(scores)
-    truth = tables.labels(frame, label, scores)
-    columns = {name: tables.numbers(frame, name, scores, "--score") for name in names}
-    blocks = None if block is None else tables.keys(frame, block, scores, "--block")
+    table = tables.read_rows(scores, [label, *names, *([] if block is None else [block])])
+    truth = tables.labels(table, label)
+    columns = {name: tables.numbers(table, name, "--score") for name in names}
+    blocks = None if block is None else tables.keys(table, block, "--block")
     if not truth.any():
         raise BehaviorTraceError(
             f"{scores}: column {label!r} has no positive among {len(truth)} rows, so precision at "
