@@ -495,6 +495,22 @@ def test_fluency_reports_the_spline_the_power_and_the_family() -> None:
     assert found.evidence["sources"]["d"]["spline_lo"] == 0.48
 
 
+def test_prompts_are_named_as_the_unit_where_they_repeat() -> None:
+    for clusters, said in ((26, "(logit-t over 26 prompts)"), (50, "(logit-t)")):
+        table = rollout_table(d={}).with_columns(
+            interval=pl.lit("logit-t"), clusters=pl.lit(clusters)
+        )
+        found = verdict("fluency", dataclasses.replace(GOOD, rollout_level=table))
+        assert said in found.sentence
+        assert found.evidence["sources"]["d"]["clusters"] == clusters
+    tokens = token_table().with_columns(clusters=pl.lit(2))
+    found = verdict("in_context", dataclasses.replace(GOOD, token_level=tokens))
+    assert found.sentence.endswith("(below 0.05), each over 2 prompts.")
+    luck = {"p": 0.01, "rankings": 11, "permutations": 10_000, "prompts": 62}
+    found = verdict("norm_control", dataclasses.replace(GOOD, summary={"step_margin": luck}))
+    assert "orders of the steps' or the prompts' ground truth" in found.sentence
+
+
 def test_matched_pairs_are_powered_from_the_threshold_on() -> None:
     for pairs, powered in ((99, False), (100, True)):
         table = rollout_table(d={"pairs": pairs})

@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 from behaviortrace.cli import judge as commands
 from behaviortrace.errors import BehaviorTraceError
+from behaviortrace.evaluate.within_group import judge
 from tests.published import DATA, ground_truth_rows, published
 
 AUC = ["--label", "y", "--group", "g", "--score", "s"]
@@ -67,6 +68,55 @@ def test_auc_json_has_the_documented_shape(call, table):
     assert data["matched"]["delta"] == 0.1
     assert 0 < data["matched"]["pairs"] < data["pairs"]
     assert set(data["matched"]) == {"pairs", "delta", "s", "f"}
+
+
+def test_groups_of_one_cluster_are_one_unit(call, table):
+    """Twenty groups of five prompts; each its own cluster gives the numbers of none given."""
+    names = [f"prompt {i}" for i in np.repeat(np.arange(20), 6)]
+    asked = [f"asks {i % 5}" for i in np.repeat(np.arange(20), 6)]
+    path = table(g=names, p=asked, same=[name[::-1] for name in names])
+    options = [*AUC, "--fluency", "f", "--json"]
+    plain, once, found = (
+        json.loads(call("auc", path, *options, *more).stdout)
+        for more in ([], ["--cluster", "same"], ["--cluster", "p"])
+    )
+    assert once == plain and plain["clusters"] == plain["groups"] == 20
+    assert (found["groups"], found["clusters"], found["pairs"]) == (20, 5, plain["pairs"])
+    rows = pl.read_csv(path)
+    expected = judge(
+        rows["y"].to_numpy() == 1,
+        rows["g"].to_numpy(),
+        {"s": rows["s"].to_numpy()},
+        rows["f"].to_numpy(),
+        cluster=rows["p"].to_numpy(),
+    )
+    for block, judged in (("raw", expected.raw), ("residualized", expected.residualized)):
+        ends = found[block]["s"]
+        assert (ends["lo"], ends["hi"]) == (judged["s"].lo, judged["s"].hi)
+        held = found["logit_t"][block]["s"]
+        assert held["lo"] == pytest.approx(judged["s"].logit_t.lo)
+        assert held["p"] == pytest.approx(judged["s"].p)
+    assert any("only 5 clusters have pairs" in each for each in found["warnings"])
+    shown = call("auc", path, *AUC, "--cluster", "p").stdout
+    assert (
+        "interval over 5 clusters" in " ".join(shown.split())
+        and "of 20 groups (5 clusters)" in shown
+    )
+
+
+def test_a_cluster_that_cannot_be_is_refused_by_name(call, table):
+    names = [f"prompt {i}" for i in np.repeat(np.arange(20), 6)]
+    path = table(p=changed(names, 7, "elsewhere"))
+    with pytest.raises(BehaviorTraceError) as refused:
+        call("auc", path, *AUC, "--cluster", "p")
+    told = str(refused.value)
+    assert str(path) in told and "\n" not in told and "--cluster p" in told
+    assert "group prompt 1 lies in clusters 'prompt 1' and 'elsewhere'" in told
+    with pytest.raises(BehaviorTraceError, match="has no column 'nil' for --cluster"):
+        call("auc", path, *AUC, "--cluster", "nil")
+    gaps = table(p=changed(names, 3, None))
+    with pytest.raises(BehaviorTraceError, match="'p' has 1 missing values"):
+        call("auc", gaps, *AUC, "--cluster", "p")
 
 
 def test_without_fluency_the_controlled_blocks_are_null(call, table):

@@ -3,6 +3,7 @@ import polars as pl
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from polars.testing import assert_frame_equal
 
 from behaviortrace.checklist.collect import own_replicates
 from behaviortrace.checklist.evidence import Evidence
@@ -15,6 +16,7 @@ from behaviortrace.evaluate.levels import (
     step_level,
     trained_window,
 )
+from behaviortrace.evaluate.within_group import judge
 from behaviortrace.recipe import EvaluateSettings
 from behaviortrace.records import ROLLOUT_SCHEMA, SCORE_SCHEMA, conform
 from tests.published import ground_truth_rows
@@ -324,3 +326,36 @@ def test_no_verdict_counts_an_interval_that_says_nothing(values, auc, interval, 
     else:
         assert reason in row["reason"] and verdict.status == "not run"
         assert reason in verdict.sentence and replicates == ()
+
+
+def test_groups_of_one_prompt_are_one_unit():
+    """Twelve prompts, twice each: intervals are the prompts', pairs the groups'."""
+    prompt = [f"prompt {i % 12}" for i in np.repeat(np.arange(24), 8)]
+    frame = rollouts(24, 1, 8, prompt=prompt)
+    values = np.random.default_rng(1).normal(size=frame.height)
+    table = scores(frame, values, embedding="plain")
+    label, group = frame["behavior"].to_numpy(), frame["group"].to_numpy()
+    expected = judge(label, group, {"s": values}, resamples=200, cluster=np.array(prompt))
+    found = rollout_level(frame, table, FEW)
+    assert found["groups"].unique().to_list() == [24]
+    assert found["clusters"].unique().to_list() == [12]
+    raw = found.filter(label="behavior", variant="raw").row(0, named=True)
+    judged = expected.raw["s"]
+    assert (raw["auc"], raw["pairs"]) == (judged.point, expected.pairs)
+    assert (raw["lo"], raw["hi"], raw["p"]) == (judged.logit_t.lo, judged.logit_t.hi, judged.p)
+    assert (raw["percentile_lo"], raw["percentile_hi"]) == (judged.lo, judged.hi)
+    assert raw["detectable"] == expected.detectable
+    names = pl.Series([f"asked once, {i}" for i in group])
+    once = rollout_level(frame.with_columns(prompt=names), table, FEW)
+    unknown = rollout_level(frame.with_columns(prompt=pl.lit(None, pl.String)), table, FEW)
+    assert_frame_equal(once, unknown)  # no prompt: each group alone
+    assert once["clusters"].unique().to_list() == [24]
+    assert (once["lo"] != found["lo"]).any() and (once["pairs"] == found["pairs"]).all()
+
+
+def test_one_prompt_alone_has_no_interval():
+    frame = rollouts(6, 1, 8, prompt=["why?"] * 48)
+    found = rollout_level(frame, scores(frame, np.arange(48.0), embedding="plain"), FEW)
+    raw = found.filter(label="behavior", variant="raw").row(0, named=True)
+    assert raw["auc"] is not None and raw["lo"] is None and raw["clusters"] == 1
+    assert raw["reason"] == "only one prompt has pairs, so there is nothing to resample"

@@ -43,10 +43,18 @@ def test_the_papers_run_has_the_headroom_the_paper_found() -> None:
     assert step["n_boosted"] == pytest.approx(0.47 * 3200)
 
 
-def test_the_papers_draw_is_precise_enough_and_its_three_seeds_are_not() -> None:
-    found = planned("qwen2.5-1.5b", rate=0.85, draws=2)["rollout"]
+def test_the_papers_draw_is_precise_enough_only_were_its_repeats_independent() -> None:
+    """26 prompts, six groups of each: as 156 prompts they would do; as 26 they do not."""
+    apart = {"draw.prompts": 156, "draw.repeats": 1}
+    found, as_it_is = (
+        planned("qwen2.5-1.5b", changes, rate=0.85, draws=2)["rollout"] for changes in (apart, {})
+    )
     assert found["answers"] and found["width"] < 0.15
     assert found["pairs"] == pytest.approx(882, rel=0.05)
+    assert (found["design_effect"], as_it_is["design_effect"]) == (1.0, 2.0)
+    assert as_it_is["pairs"] == found["pairs"] and as_it_is["prompts"] == 26
+    assert not as_it_is["answers"] and as_it_is["width"] > 1.4 * found["width"]
+    assert "in 156 groups of 26 prompts" in as_it_is["sentence"]
     # The paper's point: with its spread between seeds, three seeds tell no AUC it saw from 0.5.
     assert found["smallest_auc"] < 0.6 < 0.65 < found["smallest_auc_study"]
 
@@ -58,6 +66,36 @@ def test_the_advice_on_a_draws_prompts_brings_the_width_under_the_limit() -> Non
     better = planned("smollm2", {"draw.prompts": prompts})["rollout"]
     assert better["answers"] and better["width"] <= better["width_limit"]
     assert not planned("smollm2", {"draw.prompts": prompts - 1})["rollout"]["answers"]
+
+
+def test_the_advice_counts_prompts_where_they_repeat() -> None:
+    changes = {"draw.repeats": 4, "draw.prompts": 12}
+    found = planned("smollm2", changes)["rollout"]
+    advised = re.search(r"raise draw\.prompts to (\d+)", found["sentence"])
+    assert advised and not found["answers"]
+    prompts = int(advised[1])
+    better = planned("smollm2", {**changes, "draw.prompts": prompts})["rollout"]
+    assert better["answers"] and better["width"] <= better["width_limit"]
+    fewer = planned("smollm2", {**changes, "draw.prompts": prompts - 1})["rollout"]
+    assert not fewer["answers"]
+
+
+def test_prompts_that_come_round_in_training_count_once() -> None:
+    """104 prompts, asked 300 times in 100 steps of three; in 30 steps none comes round."""
+    short = {"train.steps": 30, "plant.cutoff_step": 30, "draw.checkpoint": 20}
+    once, again = (planned("smollm2", changes)["training"]["behavior"] for changes in (short, {}))
+    assert (once["prompts"], once["groups"], once["design_effect"]) == (90, 90, 1.0)
+    assert (again["prompts"], again["groups"]) == (104, 300)
+    assert again["design_effect"] == pytest.approx(1 + (300 / 104 - 1) * 0.2)
+
+
+def test_tokens_are_counted_by_prompt() -> None:
+    one, many = (
+        planned("smollm2", {"draw.prompts": 20, "draw.repeats": repeats})["token"]
+        for repeats in (1, 8)
+    )
+    assert one["prompts"] < many["prompts"] <= 20
+    assert many["responses"] > 2 * one["responses"]
 
 
 def test_the_advice_on_prompts_gives_steps_their_headroom() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import numpy as np
@@ -119,6 +120,46 @@ def test_pairs_and_their_standard_error(auc: float, showing: Showing) -> None:
     assert np.mean(held) == pytest.approx(pairing.groups_with_pairs, rel=0.05)
     assert np.mean(points) == pytest.approx(auc, abs=0.02)
     assert np.std(points) == pytest.approx(pairing.standard_error(auc), rel=0.12)
+
+
+@pytest.mark.parametrize("showing", [CASES[0], CASES[1], Showing(0.3, 0.2, silent=0.3)])
+def test_repeated_prompts_have_fewer_degrees_of_freedom(showing: Showing) -> None:
+    """Prompts by their pairs, of very many; the propensity is the prompt's."""
+    prompts, repeats, size = 20_000, 3, 5
+    label = simulated(showing, prompts, repeats * size).reshape(prompts, repeats, size)
+    shown = label.sum(axis=2)
+    held = (shown * (size - shown)).sum(axis=1).astype(float)
+    effective = held.sum() ** 2 / (held**2).sum()
+    found = Pairing(showing, prompts * repeats, size, repeats)
+    assert found.freedom + 1 == pytest.approx(effective, rel=0.03)
+    assert found.freedom < Pairing(showing, prompts * repeats, size).freedom
+    once = Pairing(showing, prompts, size)
+    assert Pairing(showing, prompts, size, 1, 0.9) == dataclasses.replace(once, alike=0.9)
+    assert dataclasses.replace(once, alike=0.9).width() == once.width()
+
+
+def test_the_design_effect_is_what_effects_that_vary_between_prompts_do() -> None:
+    """Groups' AUCs of equal error correlate by their share of variance that is the prompt's."""
+    showing, prompts, repeats, size, auc = Showing(0.5, 0.0), 20, 6, 8, 0.5
+    between, rng, points, alone = 0.1, np.random.default_rng(6), [], []
+    group = np.repeat(np.arange(prompts * repeats), size)
+    for seed in range(400):
+        label = simulated(showing, prompts * repeats, size, seed)
+        effect = np.repeat(rng.normal(auc, between, prompts), repeats)
+        gap = math.sqrt(2) * stats.norm.ppf(effect)[:, None]
+        score = (rng.normal(size=label.shape) + gap * label).ravel()
+        pairs = within_group_pairs(label.ravel(), group, prompts * repeats)
+        won = pairs.per_group(credit(pairs.difference(score)))
+        points.append(won.sum() / len(pairs))
+        alone.append((won / np.maximum(pairs.per_group(), 1))[pairs.per_group() > 0].var())
+    alike = between**2 / np.mean(alone)
+    pairing = Pairing(showing, prompts * repeats, size, repeats, alike)
+    assert pairing.design_effect == pytest.approx(1 + 5 * alike)
+    # The formula's error of independent groups leaves out what effects add to each.
+    expected = pairing.standard_error(auc) / math.sqrt(1 - alike)
+    assert np.std(points) == pytest.approx(expected, rel=0.1)
+    apart = Pairing(showing, prompts * repeats, size).standard_error(auc)
+    assert np.std(points) > 1.25 * apart
 
 
 @given(st.floats(0.5, 0.99))

@@ -54,6 +54,73 @@ def test_one_order_always_counts_and_luck_is_even() -> None:
     assert np.mean(found) < 0.65  # and it is no test that never rejects
 
 
+def test_every_order_of_few_prompts_against_the_slow_twin() -> None:
+    """Four prompts asked twice or thrice over five steps; what is given is given in turn."""
+    rng = np.random.default_rng(2)
+    asked = np.array([[0, 1], [2, 3], [1, 0], [3, 2], [0, 3]])
+    truth = rng.random((5, 2, SIZE)) < np.array([0.9, 0.1, 0.5, 0.3])[asked][:, :, None]
+    rankings = rng.normal(size=(4, 5))
+    rows = {
+        "group": np.repeat(np.arange(10), SIZE),
+        "prompt": np.repeat([f"p{each}" for each in asked.ravel()], SIZE),
+        "step": np.repeat(np.arange(5), 2 * SIZE),
+    }
+    tiled = [np.repeat(each, 2 * SIZE) for each in rankings]
+    place = rows["group"], rows["prompt"]
+    found = margin_of(tiled, truth.ravel(), rows["step"], 20_000, place=place)
+    alone = margin_of(tiled, truth.ravel(), rows["step"], 20_000)
+    taken = [
+        np.array([precision_at_ground_truth(each, truth.ravel()) for each in tiled]),
+        np.stack([share_taken(each, truth.sum()) for each in tiled]),
+    ]
+    assert (taken[1] @ truth.mean(axis=(1, 2))) == pytest.approx(taken[0])
+    luck = []
+    for order in itertools.permutations(range(4)):
+        groups, turn = np.zeros((5, 2)), dict.fromkeys(range(4), 0)
+        for step, place_in in itertools.product(range(5), range(2)):
+            prompt = asked[step, place_in]
+            giver = order[prompt]
+            own = [truth[s, q].mean() for s in range(5) for q in range(2) if asked[s, q] == giver]
+            groups[step, place_in] = own[turn[prompt] % len(own)]
+            turn[prompt] += 1
+        precision = taken[1] @ groups.mean(axis=1)
+        luck.append(precision[:-1].max() - precision[-1])
+    share = (np.array(luck) >= found.margin - 1e-12).mean()
+    assert found.p == pytest.approx(max(share, alone.p), abs=0.015)
+    assert share > alone.p + 0.03  # so that the prompts' orders are what is seen
+    assert (found.prompts, alone.prompts) == (4, None)
+    once = margin_of(tiled, truth.ravel(), rows["step"], 20_000, place=(rows["group"],) * 2)
+    assert once == alone
+
+
+def share_taken(score: np.ndarray, k: int) -> np.ndarray:
+    """Of the k best rows, the share in each of five steps; whole steps first, the last in part."""
+    left, shares = float(k), np.zeros(5)
+    by_step = score.reshape(5, -1)
+    for step in np.argsort(-by_step[:, 0]):
+        shares[step] = min(left, by_step.shape[1])
+        left -= shares[step]
+    return shares / k
+
+
+def test_prompts_that_come_round_are_no_evidence() -> None:
+    """Rankings and ground truth both go by the prompt, and know nothing of one another."""
+    passes, studies, steps = np.zeros(2), 200, 60
+    step = np.repeat(np.arange(steps), 3 * SIZE)
+    for seed in range(studies):
+        rng = np.random.default_rng(seed)
+        asked = np.concatenate([rng.permutation(15) for _ in range(12)])
+        label = rng.random((180, SIZE)) < rng.beta(1, 2, 15)[asked][:, None]
+        scores = [rng.normal(size=15)[asked].reshape(steps, 3).sum(axis=1) for _ in range(9)]
+        rankings = [np.repeat(each, 3 * SIZE) for each in scores]
+        place = np.repeat(np.arange(180), SIZE), np.repeat(asked, SIZE)
+        for at, given in enumerate((place, None)):
+            found = margin_of(rankings, label.ravel(), step, 200, place=given)
+            passes[at] += found.p <= 0.05
+    assert passes[0] / studies <= 0.05 + 2 * np.sqrt(0.05 * 0.95 / studies)
+    assert passes[1] / studies > 0.12
+
+
 def table(values: dict[tuple[str, str | None], np.ndarray]) -> tuple[pl.DataFrame, pl.DataFrame]:
     n = len(next(iter(values.values())))
     ids = [f"r{i}" for i in range(n)]

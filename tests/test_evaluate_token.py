@@ -46,6 +46,22 @@ def test_clusters_widen_the_interval():
     assert width[0] > 2 * width[1]
 
 
+def test_groups_of_one_prompt_are_one_unit():
+    """Forty groups of ten prompts that differ: as wide as ten groups."""
+    of_prompt, group = np.arange(80) % 10, np.repeat(np.arange(40), 2)
+    prompt_of = group % 10
+    cosine = np.random.default_rng(0).normal(size=10)[prompt_of] + 0.01 * of_prompt
+    given = rows(cosine, group).with_columns(prompt=pl.Series([f"p{i}" for i in prompt_of]))
+    found = token_level(given, EvaluateSettings(resamples=500)).row(0, named=True)
+    assert (found["groups"], found["clusters"], found["n"]) == (40, 10, 80)
+    whole = token_level(rows(cosine, prompt_of), EvaluateSettings(resamples=500))
+    for column in ("mean", "lo", "hi", "percentile_lo", "percentile_hi"):
+        assert found[column] == pytest.approx(whole[column][0])
+    apart = token_level(rows(cosine, group), EvaluateSettings(resamples=500)).row(0, named=True)
+    assert apart["clusters"] == 40
+    assert found["hi"] - found["lo"] > 1.8 * (apart["hi"] - apart["lo"])
+
+
 def test_undefined_is_null():
     found = token_level(
         rows([0.1, None, float("nan"), 0.3], [0, 1, 2, 0]), EvaluateSettings(resamples=100)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from behaviortrace import cli, pitfalls
 from behaviortrace.capture import replay
 from behaviortrace.capture.slices import SliceSink
 from behaviortrace.errors import BehaviorTraceError
+from behaviortrace.evaluate.cluster_mean import cluster_t
 from behaviortrace.evaluate.precision import ceiling
 from behaviortrace.pitfalls import stage
 from behaviortrace.pitfalls.headroom import no_headroom
@@ -117,6 +119,29 @@ def test_fluency_stands_in_for_the_label_where_it_does(blind: Run, telling: Run)
     assert all(row["direction_raw"] > 0.9 for row in other.table.to_dicts())
     with pytest.raises(BehaviorTraceError, match="stretches is 0"):
         pitfalls.fluency(blind, stretches=0)
+
+
+def test_intervals_are_over_prompts_where_they_repeat(telling: Run, tmp_path: Path) -> None:
+    """The same run, its prompts asked again: as many groups and pairs, and fewer units."""
+    run = Run.open(shutil.copytree(telling.path, tmp_path / "run"))
+    tokens = run.table("results/token_rows")
+    asked = pl.col("group").cast(pl.Int64) % 4
+    run.save_table("results/token_rows", tokens.with_columns(prompt=pl.format("p{}", asked)))
+    found, once = pitfalls.constructed(run).facts, pitfalls.constructed(telling).facts
+    width, narrow = (f["difference_hi"] - f["difference_lo"] for f in (found, once))
+    assert found["difference"] == once["difference"] and width != narrow
+    assert tokens["group"].n_unique() > 4
+    own = tokens.filter(span="trigger")
+    gap = (
+        own.filter(target="in_context")["cosine"] - own.filter(target="constructed")["cosine"]
+    ).to_numpy()
+    unit = own.filter(target="in_context")["group"].to_numpy() % 4
+    expected = cluster_t(gap, unit)
+    assert (found["difference_lo"], found["difference_hi"]) == pytest.approx(
+        (expected.lo, expected.hi)
+    )
+    for row in rows(pitfalls.fluency(telling)):
+        assert row["clusters"] == row["groups"]  # each is asked once there
 
 
 def test_a_constructed_target_points_elsewhere_where_it_does(blind: Run, telling: Run) -> None:

@@ -267,6 +267,21 @@ def test_notes_below_a_table_match_its_dashes() -> None:
     assert [table.note(row[0]) for row in table.rows] == ["a", "b", "a"]
 
 
+def test_prompts_are_counted_where_they_repeat() -> None:
+    level, tokens = fake_run.rollout_level(), fake_run.token_level()
+    for asked, (over, column) in {26: (" over 26 prompts", ["Prompts"]), None: ("", [])}.items():
+        unit = pl.lit(asked) if asked else pl.col("groups")
+        evidence = Evidence(
+            rollout_level=level.with_columns(clusters=unit),
+            token_level=tokens.with_columns(clusters=unit - (1 if asked else 0)),
+        )
+        table = tables.rollout_level(evidence, "seed-100")
+        assert table.caption == f"Rollout level, seed-100: within-group AUC with 95% interval{over}"
+        table = tables.token_level(evidence)
+        assert table.columns[3:] == ["Responses", "Groups", *column]
+        assert [cell.text for cell in table.rows[0][3:]] == ["160", "26", *(["25"] * len(column))]
+
+
 def test_emergence_figure_survives_gaps_and_a_single_checkpoint() -> None:
     for rates in ({"0": 0.2}, {"0": None, "5": 0.3}, {"0": 1.0, "5": 1.0}):
         summary: dict[str, Any] = {"s_b": rates, "s_b_controls": {}}

@@ -101,6 +101,7 @@ def test_every_setting_is_part_of_the_address_but_for_words_and_draw_seeds() -> 
     found = {address(recipes.load("tiny", {key: value})) for key, value in changed.items()}
     assert len(found) == len(changed) and address(TINY) not in found
     same = {"summary": "Other words.", "takes": "an hour", "draw.seeds": [7, 8]}
+    same |= {"assume.repeat_icc": 0.5}
     assert {address(recipes.load("tiny", {k: v})) for k, v in same.items()} == {address(TINY)}
 
 

@@ -78,6 +78,8 @@ def _source(evidence: Evidence, source: str) -> tuple[dict[str, Any], str | None
         "norm": rows.finite(norm["auc"]) if norm else None,
         "fluency_raw": rows.finite(raw["auc"]) if raw else None,
         "interval": score.get("interval") if score else None,
+        "groups": score.get("groups") if score else None,
+        "clusters": score.get("clusters") if score else None,
         "p_holm": rows.finite(score.get("p_holm")) if score else None,
         **{f"spline_{c}": rows.finite(bent.get(c)) for c in ("auc", "lo", "hi")},
         **{f"with_norm_{c}": rows.finite(both.get(c)) for c in ("auc", "lo", "hi")},
@@ -130,7 +132,7 @@ def _describe(source: str, found: dict[str, Any]) -> str:
         smallest = "" if seen is None else f", AUC {seen:.3f} detectable at 80%"
         pairs = "pair" if found["matched_pairs"] == 1 else "pairs"
         matched = f"{found['matched_pairs']} matched {pairs} ({power}{smallest})"
-    kind = f" ({found['interval']})" if found["interval"] else ""
+    kind = f" ({found['interval']}{rows.over_prompts(found)})" if found["interval"] else ""
     parts = [
         f"{source} has direction {found['auc']:.3f} [{found['lo']:.3f}, {found['hi']:.3f}]{kind}",
         f"norm {found['norm']:.3f}{_turned(found['norm'])}",

@@ -21,10 +21,12 @@ def in_context(evidence: Evidence) -> Finding:
     if evidence.token_level is None:
         return not_run(evidence.why("token_level"), **limits)
     facts: dict[str, float | None] = {}
+    over = ""
     for target in ("in_context", "constructed"):
         row = rows.token_row(evidence.token_level, "trigger", target)
         if row is None:
             return not_run(f"the {target} target was not compared at the trigger tokens", **limits)
+        over = rows.over_prompts(row)
         for column in ("mean", "lo", "hi"):
             facts[f"{target}_{column}"] = rows.finite(row[column])
     lower, upper = facts["in_context_lo"], facts["constructed_hi"]
@@ -34,7 +36,7 @@ def in_context(evidence: Evidence) -> Finding:
     return Finding(
         "pass" if aligned and separate else "fail",
         f"the in-context lower bound is {lower:.3f} ({_against(aligned, 'above', above)}) and the "
-        f"constructed upper bound {upper:.3f} ({_against(separate, 'below', below)})",
+        f"constructed upper bound {upper:.3f} ({_against(separate, 'below', below)}){over and f', each{over}'}",
         facts,
         limits,
     )

@@ -72,6 +72,14 @@ def control(
     return _first(plain if plain is not None else found)
 
 
+def over_prompts(row: Row | None) -> str:
+    """What a row's interval is over where prompts repeat, as " over 26 prompts"; else nothing."""
+    groups, clusters = (row.get(column) if row else None for column in ("groups", "clusters"))
+    if clusters is None or clusters == groups:
+        return ""
+    return f" over {clusters} prompt{'' if clusters == 1 else 's'}"
+
+
 def family(rollout_level: pl.DataFrame | None, source: str, variant: str) -> dict[str, int] | None:
     """How many targeted rankings of a source were judged, and stand above 0.5 after Holm.
 

@@ -137,6 +137,7 @@ def rollout_level(evidence: Evidence, source: str) -> Table:
     frame = rows.where(evidence.rollout_level, source=source, label="behavior")
     if frame is None:
         return Table(caption, reason=sentence(evidence.why("rollout_level")))
+    caption += rows.over_prompts(frame.row(0, named=True))
     preferred = (
         pl.when("target_free").then(pl.lit("plain")).otherwise(pl.lit(rows.DIRECTION["embedding"]))
     )
@@ -162,17 +163,19 @@ def token_level(evidence: Evidence) -> Table:
     frame = evidence.token_level
     if frame is None or not frame.height:
         return Table(caption, reason=sentence(evidence.why("token_level")))
+    repeated = any(rows.over_prompts(row) for row in frame.iter_rows(named=True))
+    counts = ["n", "groups", *(["clusters"] if repeated else [])]
     body = [
         [
             word(row["span"]),
             word(row["target"]),
             interval(row, "mean", "no response shows the behaviour"),
-            number(row["n"], ",.0f"),
-            number(row["groups"], ",.0f"),
+            *(number(row[count], ",.0f") for count in counts),
         ]
         for row in frame.iter_rows(named=True)
     ]
-    return Table(caption, ["Span", "Target", "Mean cosine", "Responses", "Groups"], body)
+    heads = ["Span", "Target", "Mean cosine", "Responses", "Groups", "Prompts"]
+    return Table(caption, heads[: 3 + len(counts)], body)
 
 
 def _auc_table(caption: str, frame: pl.DataFrame, keys: Sequence[str]) -> Table:
