@@ -36,7 +36,8 @@ def in_context(evidence: Evidence) -> Finding:
     return Finding(
         "pass" if aligned and separate else "fail",
         f"the in-context lower bound is {lower:.3f} ({_against(aligned, 'above', above)}) and the "
-        f"constructed upper bound {upper:.3f} ({_against(separate, 'below', below)}){over and f', each{over}'}",
+        f"constructed upper bound {upper:.3f} ({_against(separate, 'below', below)})"
+        + (f", each{over}" if over else ""),
         facts,
         limits,
     )
