@@ -15,7 +15,7 @@ from behaviortrace.report.style import CONTROL, DIRECTION, FLUENCY, INK, MAGNITU
 from behaviortrace.report.tables import Cell, Table, interval, number, word
 from behaviortrace.run import Run
 
-_WAYS = {"replay": "replayed", "rerun": "trained again"}
+_WAYS = {"replay": "replayed", "rerun": "rerun"}
 _COLORS = (DIRECTION, MAGNITUDE, FLUENCY)
 _MOST = 5  # curves of rankings, so that their names stay apart
 
@@ -44,16 +44,13 @@ def causes_of(effects: pl.DataFrame, curves: pl.DataFrame, lds: pl.DataFrame) ->
 
 
 def _effects(effects: pl.DataFrame) -> Table:
-    caption = (
-        "s_b at the end of the window without the named rollouts, and without control sets of the "
-        "same size; effect: control minus removal, above 0 where the named rollouts matter more"
-    )
+    caption = "s_b with nothing, the named and the control rollouts removed; effect: the last two"
     body = []
     for row in effects.iter_rows(named=True):
+        way = "" if row["mode"] == "replay" else f", {_WAYS[row['mode']]}"
         body.append(
             [
-                word(row["removal"]),
-                word(_WAYS[row["mode"]]),
+                word(f"{row['removal']}{way}"),
                 word(row["control"]),
                 number(row["size"], ".0f"),
                 number(row["rate_nothing"]),
@@ -65,17 +62,14 @@ def _effects(effects: pl.DataFrame) -> Table:
             ]
         )
     columns = [
-        "Removed", "Training", "Against", "Rollouts", "s_b, nothing removed", "s_b, removed",
-        "s_b, control", "Effect [95%]", "Of ground truth's drop", "Held-out loss, change",
+        "Removed", "Against", "Rollouts", "Nothing", "Removed", "Control", "Effect [95%]",
+        "Of truth's", "Loss",
     ]  # fmt: skip
     return Table(caption, columns, body)
 
 
 def _lds(lds: pl.DataFrame) -> Table:
-    caption = (
-        "Linear datamodelling score: rank correlation, over random subsets of the rollouts, of "
-        "summed scores with what a policy trained on the subset does"
-    )
+    caption = "Linear datamodelling score: do summed scores tell what random subsets teach?"
     measures = {"rate": "s_b", "margin": "margin of the minimal pairs"}
     body: list[list[Cell]] = []
     for (name,), rows in lds.group_by("ranking", maintain_order=True):
@@ -101,7 +95,9 @@ def _picture(curves: pl.DataFrame, effects: pl.DataFrame) -> style.Picture:
         heights = spread([y[-1] for *_, y in lines])
         for (name, color, x, y), height in zip(lines, heights, strict=True):
             dashed = (0, (4, 3)) if color == CONTROL else "-"
-            axes.plot(x, y, color=color, linewidth=2, linestyle=dashed, marker="o", markersize=4)
+            axes.plot(
+                x, y, "o", color=color, linewidth=2, linestyle=dashed, markersize=4, clip_on=False
+            )
             axes.text(1.025 * last, height, name, color=color, va="center", fontsize=8.5)
         axes.set_xlim(0, last)
         axes.set_ylim(0, 1)
@@ -110,7 +106,9 @@ def _picture(curves: pl.DataFrame, effects: pl.DataFrame) -> style.Picture:
         style.bare(axes)
         caption = (
             "s_b at the end of the window, by the number of rollouts that were removed before "
-            "training was replayed. Broken lines are controls."
+            "training was replayed. Broken lines are controls. In the table, “of truth's” is the "
+            "drop of s_b as a share of that without the ground truth, and “loss” the change of "
+            "the held-out loss, nats."
         )
         alt = "; ".join(f"{name}: {y[0]:.2f} to {y[-1]:.2f}" for name, _, _, y in lines)
         return style.picture(figure, title=title, caption=caption, alt=alt)
