@@ -387,6 +387,11 @@ def test_a_rerun_chooses_ground_truth_as_it_goes(planted: Run) -> None:
     assert all(a.arm == "listed" and a.ids for a in arms if a.removal == "top:advantage")
 
 
+def test_a_size_cannot_be_asked_of_what_is_chosen_as_training_goes(planted: Run) -> None:
+    with pytest.raises(BehaviorTraceError, match="--size 3 cannot be had of ground-truth"):
+        plan_arms(planted, Wanted((removal.parse("ground-truth"),), size=3, mode="rerun"))
+
+
 def test_an_unsaved_checkpoint_is_refused(planted: Run) -> None:
     with pytest.raises(BehaviorTraceError, match="--until 7 is no checkpoint"):
         plan_arms(planted, Wanted((), until=7))

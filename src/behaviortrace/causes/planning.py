@@ -128,6 +128,11 @@ def _removal(
 ) -> list[Arm]:
     if wanted.mode == "rerun" and request.kind in ("ground-truth", "random"):
         # Chosen as training goes: another training samples and boosts other rollouts.
+        if wanted.size is not None:
+            raise BehaviorTraceError(
+                f"--size {wanted.size} cannot be had of {request.label} in a rerun, where all that "
+                "is boosted goes, or as many others; leave it out, or use --mode replay"
+            )
         arm = request.kind.replace("-", "_")
         return [replace(base, removal=request.label, arm=arm)]
     if request.kind == "random":

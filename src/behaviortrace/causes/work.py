@@ -18,6 +18,7 @@ from behaviortrace.causes.learning import Learner, Log, begin, learn
 from behaviortrace.causes.measure import Exam, Measurement
 from behaviortrace.draws.checkpoint import need_recipe
 from behaviortrace.plant.intervention import Intervention
+from behaviortrace.recipe import Recipe
 from behaviortrace.run import Run, atomic
 from behaviortrace.train.policy import load_policy
 from behaviortrace.train.progress import Progress, silent
@@ -110,9 +111,9 @@ def _rerun(bench: Bench, arm: Arm) -> tuple[Measurement, int]:
     return measured, int(rows["left_out"].cast(pl.Boolean).fill_null(False).sum())
 
 
-def _begun(origin: Run, folder: Path, recipe: object) -> Run:
+def _begun(origin: Run, folder: Path, recipe: Recipe) -> Run:
     """A run that starts where another did: after the same warm-up."""
-    run = Run.create(folder, recipe=recipe)  # type: ignore[arg-type]  # a recipe
+    run = Run.create(folder, recipe=recipe)
     start = origin.checkpoints()[0]
     copy = run.path / "checkpoints" / start.name
     atomic.make_folder(copy.parent)
