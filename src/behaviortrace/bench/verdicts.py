@@ -106,6 +106,7 @@ def simulate(
             "rollout_id": np.arange(n).astype(str),
             "step": np.zeros(n, dtype=np.int32),
             "group": study.group,
+            "prompt": study.prompt.astype(str),
             "behavior": study.label,
             "fluency": study.fluency,
         }

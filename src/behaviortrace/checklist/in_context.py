@@ -26,7 +26,7 @@ def in_context(evidence: Evidence) -> Finding:
         row = rows.token_row(evidence.token_level, "trigger", target)
         if row is None:
             return not_run(f"the {target} target was not compared at the trigger tokens", **limits)
-        over = rows.over_prompts(row)
+        over = ", each" + rows.over_prompts(row) if rows.over_prompts(row) else ""
         for column in ("mean", "lo", "hi"):
             facts[f"{target}_{column}"] = rows.finite(row[column])
     lower, upper = facts["in_context_lo"], facts["constructed_hi"]
