@@ -152,7 +152,22 @@ TARGETS = Targets(
     ratios=(0.8, 0.9),
 )
 
+LEFT_OUT = pl.DataFrame(
+    [
+        {
+            "mode": "replay", "how": "zero", "removal": removal, "targeted": targeted,
+            "control": "matched", "size": 40, "sets": 3, "rate": rate, "rate_nothing": 0.8,
+            "rate_control": 0.7, "effect": 0.7 - rate, "lo": 0.6 - rate, "hi": 0.8 - rate, "p": p,
+        }
+        for removal, targeted, rate, p in (
+            ("ground-truth", None, 0.1, 1e-4),
+            ("top:dot/in_context", True, 0.2, 1e-3),
+            ("top:norm", False, 0.6, 0.2),
+        )
+    ]
+)  # fmt: skip
 GOOD = Evidence(
+    leave_out=LEFT_OUT,
     step_level=step_table(),
     rollout_level=rollout_table(draw={}),
     token_level=token_table(),
@@ -628,11 +643,18 @@ CONCLUSIONS: list[tuple[dict[str, str], list[str], list[str]]] = [
     (
         {},
         [
-            "The step-level ranking, the rollout-level ranking and the token-level",
+            "The step-level ranking, the rollout-level ranking, the token-level direction and the "
+            "ranking of training rollouts may be believed",
             "seeds and draws",
         ],
         ["this run only"],
     ),
+    (
+        {"causal": "not run"},
+        ["The step-level ranking, the rollout-level ranking and the token-level"],
+        ["ranking of training rollouts", "not tested"],
+    ),
+    ({"causal": "fail"}, ["training rollouts does not name rollouts whose removal"], []),
     (dict.fromkeys(NAMES, "not run"), ["Nothing can be concluded"], ["may be believed"]),
     ({"integrity": "fail"}, ["No ranking", "damaged or incomplete"], []),
     ({"emergence": "fail", "coverage": "fail"}, ["did not emerge", "misses part"], []),
@@ -653,6 +675,11 @@ CONCLUSIONS: list[tuple[dict[str, str], list[str], list[str]]] = [
     ({"fluency": "not run"}, ["the rollout-level ranking was not tested"], []),
     (
         {"norm_control": "fail", "fluency": "fail", "in_context": "fail"},
+        ["The ranking of training rollouts may be believed, but of this run only", "magnitude"],
+        ["No ranking"],
+    ),
+    (
+        {"norm_control": "fail", "fluency": "fail", "in_context": "fail", "causal": "not run"},
         ["No ranking of this run may be believed", "gradient magnitude", "fluency"],
         [],
     ),

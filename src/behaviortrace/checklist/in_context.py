@@ -36,8 +36,7 @@ def in_context(evidence: Evidence) -> Finding:
     return Finding(
         "pass" if aligned and separate else "fail",
         f"the in-context lower bound is {lower:.3f} ({_against(aligned, 'above', above)}) and the "
-        f"constructed upper bound {upper:.3f} ({_against(separate, 'below', below)})"
-        + (f", each{over}" if over else ""),
+        f"constructed upper bound {upper:.3f} ({_against(separate, 'below', below)})" + over,
         facts,
         limits,
     )
