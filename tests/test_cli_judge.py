@@ -115,7 +115,7 @@ def test_a_cluster_that_cannot_be_is_refused_by_name(call, table):
     with pytest.raises(BehaviorTraceError, match="has no column 'nil' for --cluster"):
         call("auc", path, *AUC, "--cluster", "nil")
     gaps = table(p=changed(names, 3, None))
-    with pytest.raises(BehaviorTraceError, match="'p' has 1 missing values"):
+    with pytest.raises(BehaviorTraceError, match="'p' has 1 missing value"):
         call("auc", gaps, *AUC, "--cluster", "p")
 
 

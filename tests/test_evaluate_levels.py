@@ -358,4 +358,4 @@ def test_one_prompt_alone_has_no_interval():
     found = rollout_level(frame, scores(frame, np.arange(48.0), embedding="plain"), FEW)
     raw = found.filter(label="behavior", variant="raw").row(0, named=True)
     assert raw["auc"] is not None and raw["lo"] is None and raw["clusters"] == 1
-    assert raw["reason"] == "only one prompt has pairs, so there is nothing to resample"
+    assert raw["reason"] == "only one cluster has pairs, so there is nothing to resample"

@@ -265,7 +265,7 @@ def played(
     )
     assert executor.closed and not any((made.root / "progress").iterdir())
     assert all(of_run[-1] in ("finished", "failed") for of_run in states.values())
-    return executor, {s.seed: s for s in ended}, seen
+    return executor, {s.key: s for s in ended}, seen
 
 
 def test_a_lost_run_goes_on_and_the_others_with_it(
@@ -458,7 +458,12 @@ def test_a_level_is_believed_where_every_run_says_so() -> None:
     assert tone([], 2, OPEN) == "open" and tone([good, good], 3, OPEN) == "open"
     said = conclusion([good, fluent], 2, OPEN)
     assert "the rollout-level ranking in 1 of 2 runs" in said
+    assert "the ranking of training rollouts in 2 of 2 runs" in said
+    left_out = checklist_of(fluency="fail", causal="not run")
+    said = conclusion([left_out, left_out], 2, OPEN)
     assert said.startswith("The step-level ranking and the token-level direction may be believed")
+    assert "training rollouts" not in said
+    assert tone([checklist_of(causal="not run")] * 2, 2, MET) == "believed"
     begun = conclusion([good], 3, OPEN)
     assert begun.startswith("Nothing can be concluded yet: 1 of 3 runs finished")
     bad = checklist_of(integrity="fail")

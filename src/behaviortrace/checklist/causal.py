@@ -30,7 +30,7 @@ def causal(evidence: Evidence) -> Finding:
     """
     table = evidence.leave_out
     if table is None:
-        return not_run(evidence.why("leave_out_effects"))
+        return not_run("nothing was taken out of training; `behaviortrace leave-out RUN` does")
     matched = table.filter((pl.col("control") == "matched") & pl.col("lo").is_not_null())
     tried = matched.filter(pl.col("targeted").fill_null(False))
     if tried.is_empty():

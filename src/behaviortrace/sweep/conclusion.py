@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from behaviortrace.checklist.conclusion import GROUNDS, LEVELS, believed
+from behaviortrace.checklist.conclusion import GROUNDS, LEVELS, UNASKED, believed
 from behaviortrace.records import Verdict
 from behaviortrace.sweep.effect import Effect
 
@@ -15,9 +15,15 @@ Verdicts = Sequence[Sequence[Verdict]]
 
 
 def levels(verdicts: Verdicts) -> dict[str, int]:
-    """Level -> number of runs in which it may be believed."""
+    """Level -> number of runs in which it may be believed; of all that any run was asked."""
     found = [believed(of_run) for of_run in verdicts]
-    return {level: sum(level in run for run in found) for level in LEVELS}
+    ran = {v.name for of_run in verdicts for v in of_run if v.status != "not run"}
+    asked = [
+        level
+        for level, lines in LEVELS.items()
+        if level not in UNASKED or not ran.isdisjoint(lines)
+    ]
+    return {level: sum(level in run for run in found) for level in asked}
 
 
 def held(verdicts: Verdicts, wanted: int, effect: Effect) -> list[str]:
@@ -71,7 +77,7 @@ def tone(verdicts: Verdicts, wanted: int, effect: Effect) -> str:
     if len(verdicts) < wanted:
         return "open"
     number = len(held(verdicts, wanted, effect))
-    return "believed" if number == len(LEVELS) else "partly" if number else "refused"
+    return "believed" if number == len(levels(verdicts)) else "partly" if number else "refused"
 
 
 def _allowed(of_run: Sequence[Verdict]) -> bool:
