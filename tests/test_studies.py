@@ -82,3 +82,19 @@ def test_its_readme_says_what_its_tables_say(root: Path) -> None:
 def test_nothing_of_the_machine_is_in_it(root: Path) -> None:
     for file in root.rglob("*.json"):
         assert not re.search(r'"/\w', file.read_text("utf-8")), "an absolute path"
+
+
+def test_the_study_of_causes_says_what_its_tables_say() -> None:
+    folder = STUDIES / "causes"
+    text = (folder / "README.md").read_text("utf-8")
+    effects = pl.read_csv(folder / "effects.csv").filter(mode="replay", control="matched")
+    scores = pl.read_csv(folder / "lds.csv").filter(measure="rate")
+    assert effects.height == scores.height == 16
+    told = effects.select("effect", "lo", "hi").rows() + scores.select("lds", "lo", "hi").rows()
+    for point, lo, hi in told:
+        assert f"{point:.3f} [{lo:.3f}, {hi:.3f}]" in text
+    by_seed = pl.read_csv(folder / "effects_by_seed.csv").filter(mode="replay", control="matched")
+    means = by_seed.group_by("removal").agg(pl.col("effect").mean(), pl.col("seed").n_unique())
+    again = effects.select("removal", before="effect").join(means, on="removal")
+    assert again["seed"].to_list() == [10] * 16
+    assert (again["effect"] - again["before"]).abs().max() < 1e-9  # type: ignore[operator]
