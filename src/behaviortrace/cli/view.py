@@ -80,7 +80,7 @@ def left(done: int, total: int, seconds: float | None) -> str:
 
 def say(line: str) -> None:
     """A line for a person, on stderr, so that stdout stays for results."""
-    stderr.print(line, highlight=False, markup=False)
+    stderr.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 def print_json(data: Mapping[str, Any] | list[Any]) -> None:
