@@ -290,6 +290,22 @@ def test_effects_say_how_much_more_a_removal_does() -> None:
     assert found.filter(removal="ground-truth")["targeted"].to_list() == [None, None]
 
 
+def test_control_sets_of_another_size_are_compared_apart() -> None:
+    def sized(
+        name: str, control: str | None, seed: int, size: int, rate: float
+    ) -> tuple[Arm, Outcome]:
+        made = outcome([rate, rate + 0.1, rate - 0.1])
+        return Arm(name, control, seed), Outcome(made.measurement, size, 1.0)
+
+    arms = [(Arm("nothing"), outcome([0.8, 0.9, 0.7]))]
+    for size, rate, other in ((5, 0.6, 0.7), (10, 0.2, 0.5)):
+        arms.append(sized("top:gas", None, 0, size, rate))
+        arms += [sized("top:gas", "matched", seed, size, other) for seed in (0, 1)]
+    found = effects(arm_table(arms)).sort("size")
+    assert found["size"].to_list() == [5, 10] and found["sets"].to_list() == [2, 2]
+    assert found["effect"].to_list() == pytest.approx([0.1, 0.3])
+
+
 @pytest.mark.parametrize(("drop", "status"), [(0.5, "pass"), (0.05, "fail")])
 def test_the_causal_line_asks_for_more_than_matched_removal(drop: float, status: str) -> None:
     verdict = causal(Evidence(leave_out=effects(arms_of_a_run(drop))))

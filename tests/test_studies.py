@@ -11,6 +11,7 @@ import pytest
 from polars.testing import assert_frame_equal
 
 from behaviortrace import pipeline
+from behaviortrace.causes.pooling import over_seeds
 from behaviortrace.run import Run
 from behaviortrace.sweep.manifest import read_sweep
 from behaviortrace.sweep.stage import merge_again
@@ -98,3 +99,18 @@ def test_the_study_of_causes_says_what_its_tables_say() -> None:
     again = effects.select("removal", before="effect").join(means, on="removal")
     assert again["seed"].to_list() == [10] * 16
     assert (again["effect"] - again["before"]).abs().max() < 1e-9  # type: ignore[operator]
+    lds = pl.read_csv(folder / "lds_by_seed.csv").filter(measure="rate")
+    scored = lds.pivot(on="ranking", index="seed", values="lds")
+    fallen = by_seed.pivot(on="removal", index="seed", values="effect")
+    arms = pl.read_parquet(folder / "arms.parquet").filter(mode="rerun")
+    again = arms.pivot(on="removal", index="seed", values="rate_probe")
+    mine = "dot/in_context"
+    for table, more, less in (
+        (scored, mine, "ground-truth"),
+        (scored, mine, "advantage_x_match"),
+        (fallen, f"top:{mine}", "top:norm"),
+        (again, "random", "ground-truth"),
+    ):
+        found, _ = over_seeds((table[more] - table[less]).to_numpy())
+        said = f"{found.point:.3f} [{found.lo:.3f}, {found.hi:.3f}]"
+        assert said in " ".join(text.split()), (more, less)

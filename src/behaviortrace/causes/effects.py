@@ -167,10 +167,9 @@ def effects(table: pl.DataFrame) -> pl.DataFrame:
         named = dict(zip(_KEYS, key, strict=True))
         nothing = _nothing(table, named["mode"])
         truth = _drop(table, nothing, "ground-truth")
-        for (control,), sets in arms.filter(pl.col("control").is_not_null()).group_by(
-            "control", maintain_order=True
-        ):
-            same = pl.col("control").is_null() & (pl.col("size") == sets["size"][0])
+        controls = arms.filter(pl.col("control").is_not_null())
+        for (control, size), sets in controls.group_by("control", "size", maintain_order=True):
+            same = pl.col("control").is_null() & (pl.col("size") == size)
             removed = arms.filter(same).row(0, named=True)
             rows.append(_effect(named, str(control), removed, sets, nothing, truth))
     return pl.DataFrame(rows, schema=EFFECT_SCHEMA)

@@ -80,7 +80,7 @@ class Log:
     def first_step(self, removed: frozenset[str]) -> int:
         """The first step with a removed rollout; ``until`` where there is none."""
         touched = self.rollouts.filter(pl.col("rollout_id").is_in(list(removed)))
-        return self.until if touched.is_empty() else int(touched["step"].min())  # type: ignore[arg-type]
+        return self.until if touched.is_empty() else int(touched["step"].min())  # type: ignore[arg-type]  # not empty
 
     def start(self, removed: frozenset[str]) -> int:
         """The last checkpoint that no removal has touched: where a replay may begin."""

@@ -53,7 +53,7 @@ class Ranking:
             BehaviorTraceError: the run has no such target.
         """
         embedding: str = self.embedding or UPDATE
-        return score(self.estimator, run, self.target, embedding=embedding, seed=seed)  # type: ignore[arg-type]
+        return score(self.estimator, run, self.target, embedding=embedding, seed=seed)  # type: ignore[arg-type]  # parsed
 
 
 def parse(text: str) -> Ranking:
