@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 DEMO ?= runs/demo
 WORKERS ?= 2
 
-.PHONY: setup tasks demo test lint types studies clean
+.PHONY: setup tasks demo test fuzz lint types studies clean
 
 setup: $(VENV)/ready
 
@@ -42,6 +42,11 @@ types: setup
 test: lint types tasks
 	$(BIN)/behaviortrace models pull smollm2
 	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --cov=behaviortrace --cov-report=term --cov-fail-under=90
+
+# The property tests on examples that no run has seen before, again and again until one fails.
+fuzz: setup
+	while HYPOTHESIS_PROFILE=fuzz OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) \
+		$$(grep -l "from hypothesis" tests/test_*.py); do :; done
 
 # Every table, figure and page of the committed studies, again from their rows.
 studies: setup

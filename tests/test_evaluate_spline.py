@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from behaviortrace.errors import BehaviorTraceError
@@ -35,6 +35,9 @@ SLOPES = st.floats(-3, 3).filter(lambda slope: slope == 0 or abs(slope) > 1e-300
 """Below the smallest normal numbers a line is none: its values are rounded to steps."""
 
 
+@example(0, 1e-13, 1.0)  # as flat as rounding lets a line be: what pairs see, the fit must see
+@example(3, -4e-15, -2.0)
+@example(7, 2e-16, 0.5)
 @given(st.integers(0, 1000), SLOPES, st.floats(-2, 2))
 @settings(max_examples=30, deadline=None)
 def test_a_score_that_is_a_line_of_fluency_is_explained_whole(seed, slope, level):
